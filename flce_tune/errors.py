@@ -1,0 +1,61 @@
+"""Every error this package raises on purpose.
+
+    FlceTuneError
+    ├── InvalidConfigError       (also ValueError)  a config that cannot run on this problem and device
+    ├── UnknownStrategyError     (also ValueError)  a strategy name nobody registered
+    ├── TargetOutOfRangeError    (also IndexError)  a label outside [0, V) that is not ignore_index
+    ├── StoreError               the tuning database cannot be used
+    │   ├── StoreUnavailableError    it cannot be opened, read or written
+    │   ├── StoreCorruptError        it is not a database, or a damaged one
+    │   └── SchemaMismatchError      its schema is older or newer than this version's
+    ├── InterchangeError         (also ValueError)  an export file that does not validate
+    ├── SweepError               a sweep that could not produce a result
+    └── ServiceError             the service refused, or could not be reached
+
+Wrong arguments to the op raise plain TypeError or ValueError naming the argument, what came and
+what is accepted.
+"""
+
+
+class FlceTuneError(Exception):
+    """Base of all errors raised on purpose by flce-tune."""
+
+
+class InvalidConfigError(FlceTuneError, ValueError):
+    """A config that cannot run on the given problem and device; the message says which limit."""
+
+
+class UnknownStrategyError(FlceTuneError, ValueError):
+    """A strategy name nobody registered; the message lists the registered ones."""
+
+
+class TargetOutOfRangeError(FlceTuneError, IndexError):
+    """A label outside [0, V) that is not ignore_index; the message names the label and V."""
+
+
+class StoreError(FlceTuneError):
+    """The tuning database cannot be used."""
+
+
+class StoreUnavailableError(StoreError):
+    """The tuning database cannot be opened, read or written."""
+
+
+class StoreCorruptError(StoreError):
+    """The file is not a database, or is a damaged one; the message says how to set it aside."""
+
+
+class SchemaMismatchError(StoreError):
+    """The schema is older or newer than this version's; the message says which command helps."""
+
+
+class InterchangeError(FlceTuneError, ValueError):
+    """An export file that does not validate; the message names the place."""
+
+
+class SweepError(FlceTuneError):
+    """A sweep that could not produce a result."""
+
+
+class ServiceError(FlceTuneError):
+    """The service refused a request, or could not be reached."""

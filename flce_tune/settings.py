@@ -1,0 +1,45 @@
+"""Settings: the only reader of the environment.
+
+Each field is read from ``FLCE_TUNE_<NAME>``. Nothing is read at import; ``load()`` is called
+where a command or the first op call needs it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import platformdirs
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """What the environment says."""
+
+    model_config = SettingsConfigDict(env_prefix="FLCE_TUNE_", extra="ignore")
+
+    db: str | None = None
+    """A path or SQLAlchemy URL of the tuning database; None: a SQLite file in the user data directory."""
+    url: str | None = None
+    """Base URL of a service to fetch the snapshot from."""
+    token: str | None = None
+    """Bearer token for that service."""
+    workspace_limit: int | None = None
+    """Default byte budget of the op beyond its inputs and gradients."""
+    cache_dir: Path | None = None
+    """Where downloaded snapshots are kept; None: the user cache directory."""
+
+    @property
+    def database_url(self) -> str:
+        """The SQLAlchemy URL of the tuning database."""
+        if self.db is None:
+            path = Path(platformdirs.user_data_dir("flce-tune")) / "tuning.sqlite3"
+        elif "://" in self.db:
+            return self.db
+        else:
+            path = Path(self.db).expanduser()
+        return f"sqlite:///{path}"
+
+
+def load() -> Settings:
+    """Read the environment now."""
+    return Settings()

@@ -1,0 +1,111 @@
+"""Configs: frozen values that say which strategy runs, with which parameters.
+
+A config says nothing about whether it can run: that is ``strategies.reject``, the one validity
+predicate, shared by the tuner and the dispatcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from flce_tune.errors import InvalidConfigError
+
+Accumulator = Literal["fp32", "split24", "weight_dtype"]
+ACCUMULATORS: tuple[Accumulator, ...] = ("fp32", "split24", "weight_dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How one Triton kernel cuts its work: a tile is N_BLOCK tokens × V_BLOCK × D_BLOCK."""
+
+    n_block: int  # N_BLOCK
+    v_block: int  # V_BLOCK
+    d_block: int  # D_BLOCK
+    num_warps: int = 8
+    num_stages: int = 3
+    group: int = 8  # output tiles that share an operand are visited in groups of this many
+
+    def __str__(self) -> str:
+        return (
+            f"{self.n_block}×{self.v_block}×{self.d_block}"
+            f" w{self.num_warps} s{self.num_stages} g{self.group}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A strategy and its parameters.
+
+    ``logits``, ``dx`` and ``dw`` choose how each GEMM runs: a Tile for our Triton kernel, None
+    for cuBLAS (on a CPU: whatever ``torch.mm`` uses). Fields a strategy has no use for stay at
+    their defaults, so that equal configs compare equal.
+    """
+
+    strategy: str
+    chunk: int | None = None  # tokens per chunk of logits; None: all of them
+    slab: int | None = None  # vocabulary columns per slab of recomputed logits
+    logits: Tile | None = None  # x·Wᵀ
+    dx: Tile | None = None  # G·W
+    dw: Tile | None = None  # Gᵀ·x
+    accumulator: Accumulator = "fp32"  # how dW (dX, for recompute) is held between chunks (slabs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, without the fields that are at their defaults."""
+        full = asdict(self)
+        return {f.name: full[f.name] for f in fields(self) if full[f.name] != f.default}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Config:
+        """Read back what ``to_dict`` wrote.
+
+        Raises:
+            InvalidConfigError: unknown or missing fields, or values of the wrong type.
+        """
+        if not isinstance(data, Mapping) or not isinstance(data.get("strategy"), str):
+            raise InvalidConfigError(f"a config needs a 'strategy' string, got {data!r}")
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(data) - known):
+            raise InvalidConfigError(f"unknown config fields {unknown}; known are {sorted(known)}")
+        values = dict(data)
+        for name in ("logits", "dx", "dw"):
+            if values.get(name) is not None:
+                values[name] = _tile_from_dict(name, values[name])
+        for name in ("chunk", "slab"):
+            if values.get(name) is not None:
+                _require_positive_int(name, values[name])
+        if values.get("accumulator", "fp32") not in ACCUMULATORS:
+            raise InvalidConfigError(
+                f"accumulator must be one of {ACCUMULATORS}, got {values['accumulator']!r}"
+            )
+        return cls(**values)
+
+    def __str__(self) -> str:
+        parts = [self.strategy]
+        if self.chunk is not None:
+            parts.append(f"chunk={self.chunk}")
+        if self.slab is not None:
+            parts.append(f"slab={self.slab}")
+        parts += [
+            f"{name}=[{tile}]"
+            for name in ("logits", "dx", "dw")
+            if (tile := getattr(self, name)) is not None
+        ]
+        if self.accumulator != "fp32":
+            parts.append(f"accumulator={self.accumulator}")
+        return " ".join(parts)
+
+
+def _tile_from_dict(name: str, data: object) -> Tile:
+    known = {f.name for f in fields(Tile)}
+    if not isinstance(data, Mapping) or not {"n_block", "v_block", "d_block"} <= set(data) <= known:
+        raise InvalidConfigError(f"{name} must be a tile with fields {sorted(known)}, got {data!r}")
+    for key, value in data.items():
+        _require_positive_int(f"{name}.{key}", value)
+    return Tile(**data)
+
+
+def _require_positive_int(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidConfigError(f"{name} must be a positive integer, got {value!r}")

@@ -1,0 +1,140 @@
+"""The contract every strategy keeps, and the values that cross it.
+
+Everything the public op offers (reductions, smoothing, z-loss, weights, entropy, ...) reduces to
+per-row statistics of the logits and one form of logit gradient. Per row i and column c, with
+a = x·Wᵀ + b the raw logits and z = softcap(scale·a) the logits the loss sees,
+
+    loss_i = (1-ε)·w_y·(lse_i - z_iy) + ε/V·(W1·lse_i - Σ_c w_c·z_ic) + λ·lse_i²
+    G_ic   = ∂L/∂z_ic = p_ic·(A_i + C_i·z_ic) - B_i·[c = y_i] - E_i·w_c
+
+with p = exp(z - lse), w the class weights (ones by default) and W1 = Σ_c w_c. For a loss that is
+Σ_i r_i·loss_i:  A = r·((1-ε)·w_y + ε/V·W1 + 2λ·lse),  B = r·(1-ε)·w_y,  E = r·ε/V,  C = 0. An
+upstream gradient on lse adds to A, one on the entropy adds to A and C (see ``loss.py``). So a
+strategy knows statistics and the four row coefficients, and nothing of the loss's options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from flce_tune.kernels.config import Config
+from flce_tune.kernels.problem import Device, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpec:
+    """The scalars of the loss."""
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0  # ε
+    softcap: float | None = None  # z = softcap·tanh(scale·a / softcap)
+    logit_scale: float | None = None  # scale
+    z_loss: float = 0.0  # λ
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The tensors of the loss, prepared: 2-D, one compute dtype, unit last stride, one device."""
+
+    x: Tensor  # [N, D]
+    weight: Tensor  # [V, D]
+    target: Tensor  # [N] int64
+    bias: Tensor | None = None  # [V], compute dtype
+    class_weight: Tensor | None = None  # [V], statistics dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which outputs somebody will use; the others are not computed and take no memory."""
+
+    dx: bool = False
+    dw: bool = False
+    db: bool = False
+    entropy: bool = False
+    prediction: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Per row, float32 (float64 for float64 inputs). Rows that are ignored hold finite values."""
+
+    lse: Tensor  # [N]
+    target_logit: Tensor  # [N] z_iy; NaN where the label is out of range
+    logit_sum: Tensor | None = None  # [N] Σ_c w_c·z_ic; only under label smoothing
+    mean_logit: Tensor | None = None  # [N] Σ_c p_ic·z_ic; entropy is lse - mean_logit
+    prediction: Tensor | None = None  # [N] int64, the first column of the largest logit
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """The row coefficients of G, each [N] in the statistics' dtype; None is all zeros."""
+
+    a: Tensor
+    b: Tensor
+    c: Tensor | None = None
+    e: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Of x [N, D], weight [V, D], bias [V]; None where not wanted.
+
+    In the compute dtype, except for float16 inputs: there they are float32 and the caller scales
+    and rounds them, because 1/N underflows in float16.
+    """
+
+    dx: Tensor | None = None
+    dw: Tensor | None = None
+    db: Tensor | None = None
+
+
+class Strategy(Protocol):
+    """An algorithm for the loss and its gradients.
+
+    Every strategy gives the same answer to the same inputs; they differ in time and workspace.
+    """
+
+    name: str
+    deterministic: bool
+
+    def reject(self, config: Config, problem: Problem, device: Device) -> str | None:
+        """Say why the config cannot run here, or None if it can."""
+
+    def space(self, problem: Problem, device: Device) -> Iterator[Config]:
+        """Enumerate the configs worth measuring; some may be rejected."""
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        """Choose a config by analysis alone; never rejected on a supported device."""
+
+    def workspace(self, config: Config, problem: Problem) -> int:
+        """Bytes held at the peak beyond inputs and returned gradients, estimated."""
+
+    def train(
+        self,
+        inputs: Inputs,
+        row_weight: Tensor,  # [N] r_i, 0 for ignored rows
+        loss: LossSpec,
+        wanted: Wanted,
+        config: Config,
+    ) -> tuple[Statistics, Gradients]:
+        """Compute statistics and the gradients of Σ_i r_i·loss_i in one go."""
+
+    def evaluate(
+        self, inputs: Inputs, loss: LossSpec, wanted: Wanted, config: Config
+    ) -> Statistics:
+        """Compute statistics only."""
+
+    def backward(
+        self,
+        inputs: Inputs,
+        statistics: Statistics,
+        coefficients: Coefficients,
+        loss: LossSpec,
+        wanted: Wanted,
+        config: Config,
+    ) -> Gradients:
+        """Compute the gradients for given row coefficients, recomputing the logits."""
