@@ -1,0 +1,80 @@
+"""What goes into a sweep, what it tells while it runs, and what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from flce_tune.kernels.problem import Problem
+from flce_tune.tuning_db.records import Measurement, Status, Winner
+
+Stage = Literal["compile", "measure", "race", "final"]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """How a sweep goes about it."""
+
+    strategies: tuple[str, ...] | None = None  # names; None: all of them
+    budget: int | None = None  # most configs measured for one problem; None: the whole space
+    quick: bool = False  # a small sample and a short final
+    timeout_s: float = 60.0  # for one candidate, its compilation included
+    seed: int = 0  # of the sample and of the inputs
+    isolate: bool = True  # measure in a process of its own, which may crash or hang
+
+
+class SweepEvents(Protocol):
+    """Receives progress. Subclass it and override what is of interest; the rest does nothing.
+
+    Called from the thread that runs the sweep; an exception ends the sweep.
+    """
+
+    def on_start(self, problem: Problem, total: int) -> None:
+        """Announce a problem with ``total`` configs to measure."""
+
+    def on_stage(self, stage: Stage, total: int) -> None:
+        """Announce a stage of the current problem that handles ``total`` configs."""
+
+    def on_measurement(self, measurement: Measurement, done: int, total: int) -> None:
+        """Hand over a stored measurement, the ``done``-th of ``total``."""
+
+    def on_winners(self, winners: Sequence[Winner]) -> None:
+        """Hand over the stored winners of the current problem, fastest first."""
+
+
+class SilentEvents(SweepEvents):
+    """Ignores all progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemReport:
+    """How the sweep of one problem went."""
+
+    problem: Problem
+    winners: tuple[Winner, ...] = ()  # fastest first; empty when interrupted or all failed
+    measured: int = 0  # configs measured now, failures included
+    resumed: int = 0  # configs whose earlier measurement was used
+    failures: Mapping[Status, int] = field(default_factory=dict)  # of the configs measured now
+    default_ms: float | None = None
+    eager_ms: float | None = None  # plain PyTorch; None where it did not fit
+    seconds: float = 0.0
+    error: str | None = None  # why there are no winners
+
+    @property
+    def best_ms(self) -> float | None:
+        """The fastest winner's median."""
+        return min((w.measurement.median_ms or 0.0 for w in self.winners), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """How a sweep went, problem by problem."""
+
+    problems: tuple[ProblemReport, ...]
+    interrupted: bool = False  # should_stop said so; what was measured is stored
+
+    @property
+    def winners(self) -> tuple[Winner, ...]:
+        """The winners of all problems."""
+        return tuple(winner for problem in self.problems for winner in problem.winners)

@@ -1,0 +1,131 @@
+"""Who wins: statistics of timings, ties, shortlists and the front of time and workspace.
+
+Pure functions; no torch, no clock. Times are milliseconds, workspaces are bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+ALIKE_TIME = 0.005  # medians closer than this, relative, are a tie whatever the samples say
+ALIKE_WORKSPACE = 0.02  # likewise for workspaces
+TOO_SLOW = 2.0  # times the best median: not worth another run
+
+
+@dataclass(frozen=True, slots=True)
+class Racer(Generic[K]):
+    """One candidate with its samples so far."""
+
+    key: K
+    samples: tuple[float, ...]
+    workspace: int
+
+    @property
+    def median(self) -> float:
+        """The median of the samples."""
+        return statistics.median(self.samples)
+
+
+def half_iqr(samples: Sequence[float]) -> float:
+    """Half the interquartile range; 0 for a single sample."""
+    if len(samples) < 2:
+        return 0.0
+    lower, _, upper = statistics.quantiles(samples, n=4, method="inclusive")
+    return (upper - lower) / 2
+
+
+def standard_error(samples: Sequence[float]) -> float:
+    """Estimate the standard error of the median, robustly, from the interquartile range."""
+    sigma = half_iqr(samples) / 0.6745
+    return 1.2533 * sigma / math.sqrt(len(samples))
+
+
+def is_tie(a: Racer[K], b: Racer[K]) -> bool:
+    """Whether the medians differ by no more than the noise."""
+    noise = 2 * math.hypot(standard_error(a.samples), standard_error(b.samples))
+    return abs(a.median - b.median) <= max(noise, ALIKE_TIME * min(a.median, b.median))
+
+
+def shortlist(racers: Iterable[Racer[K]], keep: int, always: Collection[K] = ()) -> list[Racer[K]]:
+    """Choose who runs again, fastest first: the ``keep`` best, and all of ``always``.
+
+    Half the places go to the front of time and workspace and the others to the fastest, so that
+    small workspaces stay in the race. Nobody far behind the best runs again, unless in ``always``.
+    """
+    ranked = sorted(racers, key=lambda racer: racer.median)
+    if not ranked:
+        return []
+    limit = TOO_SLOW * ranked[0].median
+    near = [racer for racer in ranked if racer.median <= limit]
+    frontier = thin(front(near), max(1, keep // 2))
+    chosen = {racer.key for racer in frontier}
+    for racer in near:
+        if len(chosen) >= keep:
+            break
+        chosen.add(racer.key)
+    chosen.update(always)
+    return [racer for racer in ranked if racer.key in chosen]
+
+
+def thin(racers: Sequence[Racer[K]], keep: int) -> list[Racer[K]]:
+    """Pick at most ``keep`` of a front, evenly, with both its ends."""
+    if len(racers) <= keep:
+        return list(racers)
+    if keep == 1:
+        return [racers[0]]
+    step = (len(racers) - 1) / (keep - 1)
+    return [racers[round(i * step)] for i in range(keep)]
+
+
+def front(
+    racers: Iterable[Racer[K]], incumbents: Collection[K] = (), default: K | None = None
+) -> list[Racer[K]]:
+    """Find the Pareto front of median time and workspace, the fastest first.
+
+    Each member needs clearly less workspace than the one before it. Among those that tie for
+    a place the smallest workspace takes it; where workspaces are alike too, an incumbent does,
+    then the default, then the lower median: noise alone never replaces a winner.
+    """
+    left = list(racers)
+    members: list[Racer[K]] = []
+    while left:
+        fastest = min(left, key=lambda racer: racer.median)
+        tied = [racer for racer in left if is_tie(racer, fastest)]
+        smallest = min(racer.workspace for racer in tied)
+        member = min(
+            (racer for racer in tied if racer.workspace <= smallest * (1 + ALIKE_WORKSPACE)),
+            key=lambda racer: (racer.key not in incumbents, racer.key != default, racer.median),
+        )
+        members.append(member)
+        left = [
+            racer for racer in left if racer.workspace < member.workspace * (1 - ALIKE_WORKSPACE)
+        ]
+    return members
+
+
+def interleave(
+    keys: Sequence[K],
+    rounds: int,
+    run: Callable[[K], float | None],
+) -> dict[K, tuple[float, ...]]:
+    """Run all keys once a round, so that drifting clocks touch all alike.
+
+    Every other round goes backwards: nobody always runs after the same neighbour. A key whose
+    ``run`` returns None has failed and leaves the race.
+    """
+    samples: Mapping[K, list[float]] = {key: [] for key in keys}
+    alive = list(keys)
+    for number in range(rounds):
+        for key in list(alive) if number % 2 == 0 else list(reversed(alive)):
+            sample = run(key)
+            if sample is None:
+                alive.remove(key)
+            else:
+                samples[key].append(sample)
+    return {key: tuple(samples[key]) for key in alive}
