@@ -1,0 +1,98 @@
+"""Strategies: one file each, registered here.
+
+``reject`` is the one validity predicate: the tuner prunes by it, the dispatcher believes it.
+"""
+
+from __future__ import annotations
+
+from flce_tune.errors import InvalidConfigError, UnknownStrategyError
+from flce_tune.kernels.config import Config
+from flce_tune.kernels.problem import Device, Problem
+from flce_tune.kernels.strategies.base import Strategy
+
+_REGISTERED: dict[str, Strategy] = {}
+
+
+def register(strategy: Strategy) -> None:
+    """Make a strategy known by its name; the name must be new."""
+    if strategy.name in _REGISTERED:
+        raise ValueError(f"a strategy named {strategy.name!r} is registered already")
+    _REGISTERED[strategy.name] = strategy
+
+
+def unregister(name: str) -> None:
+    """Forget a strategy that was registered."""
+    del _REGISTERED[name]
+
+
+def names() -> tuple[str, ...]:
+    """The registered strategies."""
+    return tuple(_REGISTERED)
+
+
+def get(name: str) -> Strategy:
+    """Look a strategy up.
+
+    Raises:
+        UnknownStrategyError: nobody registered it.
+    """
+    try:
+        return _REGISTERED[name]
+    except KeyError:
+        raise UnknownStrategyError(
+            f"unknown strategy {name!r}; registered are {', '.join(names())}"
+        ) from None
+
+
+def reject(config: Config, problem: Problem, device: Device) -> str | None:
+    """Say why a config cannot run on this problem and device, or None if it can."""
+    if config.strategy not in _REGISTERED:
+        return f"unknown strategy {config.strategy!r}; registered are {', '.join(names())}"
+    return get(config.strategy).reject(config, problem, device)
+
+
+def require(config: Config, problem: Problem, device: Device) -> None:
+    """Raise InvalidConfigError with the reason unless the config can run."""
+    if reason := reject(config, problem, device):
+        raise InvalidConfigError(f"config {config} cannot run here: {reason}")
+
+
+def workspace(config: Config, problem: Problem) -> int:
+    """Bytes held at the peak beyond inputs and returned gradients, estimated."""
+    return get(config.strategy).workspace(config, problem)
+
+
+def space_with_reasons(
+    problem: Problem, device: Device, *, strategy: str | None = None
+) -> list[tuple[Config, str | None]]:
+    """Every config the strategies propose, each with the reason it cannot run, or None."""
+    chosen = [get(strategy)] if strategy else list(_REGISTERED.values())
+    proposed = dict.fromkeys(c for s in chosen for c in s.space(problem, device))
+    return [(config, reject(config, problem, device)) for config in proposed]
+
+
+def space(problem: Problem, device: Device, *, strategy: str | None = None) -> list[Config]:
+    """Every config worth measuring here that can run."""
+    return [c for c, reason in space_with_reasons(problem, device, strategy=strategy) if not reason]
+
+
+def default(problem: Problem, device: Device, workspace_limit: int | None = None) -> Config:
+    """Choose by analysis alone: the first that fits of chunked, smaller chunks, recompute.
+
+    When nothing fits the limit, the config with the smallest workspace is returned.
+    """
+    from flce_tune.kernels.strategies.defaults import analytic_default
+
+    return analytic_default(problem, device, workspace_limit)
+
+
+def _register_all() -> None:
+    from flce_tune.kernels.strategies.chunked import Chunked
+    from flce_tune.kernels.strategies.full import Full
+    from flce_tune.kernels.strategies.recompute import Recompute
+
+    for strategy in (Chunked(), Full(), Recompute()):
+        register(strategy)
+
+
+_register_all()

@@ -16,7 +16,7 @@ strategy knows statistics and the four row coefficients, and nothing of the loss
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -45,6 +45,19 @@ class Inputs:
     target: Tensor  # [N] int64
     bias: Tensor | None = None  # [V], compute dtype
     class_weight: Tensor | None = None  # [V], statistics dtype
+
+    def rows(self, rows: slice) -> Inputs:
+        """Restrict to some tokens."""
+        return replace(self, x=self.x[rows], target=self.target[rows])
+
+    def columns(self, columns: slice) -> Inputs:
+        """Restrict to some of the vocabulary; targets stay global."""
+        return replace(
+            self,
+            weight=self.weight[columns],
+            bias=None if self.bias is None else self.bias[columns],
+            class_weight=None if self.class_weight is None else self.class_weight[columns],
+        )
 
 
 @dataclass(frozen=True, slots=True)

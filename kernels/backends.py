@@ -1,0 +1,95 @@
+"""Which set of primitives a tensor gets: Triton and cuBLAS on a GPU, else plain torch."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flce_tune.kernels.config import Tile
+from flce_tune.kernels.strategies.base import Coefficients, Inputs, LossSpec, Statistics, Wanted
+
+
+class Backend(Protocol):
+    """The primitives strategies are made of; documented in ``torch_backend``."""
+
+    def logits(
+        self, inputs: Inputs, loss: LossSpec, wanted: Wanted, out: Tensor | None, tile: Tile | None
+    ) -> Statistics:
+        """Compute raw logits into ``out``, if any, and return their statistics."""
+
+    def statistics(self, raw: Tensor, inputs: Inputs, loss: LossSpec, wanted: Wanted) -> Statistics:
+        """Row statistics of stored logits."""
+
+    def gradient_(
+        self,
+        raw: Tensor,
+        inputs: Inputs,
+        stats: Statistics,
+        coefficients: Coefficients,
+        loss: LossSpec,
+        first_column: int = 0,
+    ) -> None:
+        """Turn raw logits into their gradient, in place."""
+
+    def slab_gradient(
+        self,
+        inputs: Inputs,
+        columns: slice,
+        stats: Statistics,
+        coefficients: Coefficients,
+        loss: LossSpec,
+        out: Tensor,
+        tile: Tile | None,
+    ) -> None:
+        """Recompute the raw logits of a vocabulary slab and turn them into their gradient."""
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def backend_of(tensor: Tensor) -> Backend:
+    """Choose the primitives for tensors like this one."""
+    if tensor.device.type == "cuda" and tensor.dtype != torch.float64 and has_triton():
+        from flce_tune.kernels.triton import backend
+
+        return backend
+    from flce_tune.kernels import torch_backend
+
+    return torch_backend
+
+
+def even_parts(total: int, largest: int, multiple: int = 1) -> Iterator[slice]:
+    """Cut [0, total) into as few parts of at most ``largest`` as possible, evenly.
+
+    Part sizes are rounded up to ``multiple``, so that only the last one is ragged.
+    """
+    count = -(-total // largest)
+    size = -(-total // count)
+    size = min(-(-size // multiple) * multiple, largest)
+    for start in range(0, total, size):
+        yield slice(start, min(start + size, total))
+
+
+def part_size(total: int, largest: int, multiple: int = 1) -> int:
+    """Size of the first, and largest, of ``even_parts``."""
+    first = next(even_parts(total, largest, multiple))
+    return first.stop - first.start
+
+
+def logits_buffer(rows: int, columns: int, like: Tensor) -> Tensor:
+    """Uninitialised [rows, columns] whose row stride is a multiple of 128 bytes.
+
+    The padding of the stride, not of the vocabulary, keeps ragged vocabularies fast: every row
+    starts aligned and the padding is never read.
+    """
+    unit = 128 // like.element_size()
+    stride = -(-columns // unit) * unit
+    return like.new_empty(rows, stride)[:, :columns]

@@ -1,0 +1,75 @@
+"""Hardware limits a tile must respect: one estimate, shared by validity, launchers and tuner."""
+
+from __future__ import annotations
+
+from flce_tune.kernels.config import Tile
+from flce_tune.kernels.problem import Device, Problem
+
+TENSOR_CORE_DTYPES = ("bfloat16", "float16")
+ALIGNMENT = 16
+"""Bytes: row strides and addresses the copy engine accepts are multiples of it."""
+
+
+def operand_bytes(tile: Tile, contraction: str, itemsize: int) -> int:
+    """Bytes of both operand tiles of one pipeline stage.
+
+    ``contraction`` names the block summed over: "d" for the logits, "v" for dX, "n" for dW.
+    """
+    n, v, d = tile.n_block, tile.v_block, tile.d_block
+    pairs = {"d": n * d + v * d, "v": n * v + v * d, "n": n * v + n * d}
+    return pairs[contraction] * itemsize
+
+
+def output_elements(tile: Tile, contraction: str) -> int:
+    """Elements of the float32 accumulator tile."""
+    n, v, d = tile.n_block, tile.v_block, tile.d_block
+    return {"d": n * v, "v": n * d, "n": v * d}[contraction]
+
+
+def shared_memory(tile: Tile, contraction: str, itemsize: int) -> int:
+    """Estimate shared memory per block in bytes: the pipeline and half an output tile to store."""
+    store = output_elements(tile, contraction) // 2 * itemsize
+    return tile.num_stages * operand_bytes(tile, contraction, itemsize) + store + 1024
+
+
+def programs_per_sm(tile: Tile, itemsize: int, device: Device, contraction: str = "d") -> int:
+    """How many programs of a persistent kernel share a multiprocessor: 1, or 2 if both fit.
+
+    Two 4-warp programs hide each other's epilogue; with 8 warps the registers are full.
+    """
+    if tile.num_warps > 4 or device.kind != "cuda":
+        return 1
+    fits = 2 * shared_memory(tile, contraction, itemsize) <= device.shared_memory_per_block
+    return 2 if fits else 1
+
+
+def reject_tile(tile: Tile, contraction: str, problem: Problem, device: Device) -> str | None:
+    """Say why a tile cannot run, or None. ``contraction`` as in ``operand_bytes``."""
+    if device.kind != "cuda":
+        return f"tiles need a CUDA device, this is {device.kind}"
+    if device.capability < (8, 0):
+        return f"tiles need compute capability 8.0 or newer, this is {device.capability}"
+    if problem.dtype not in TENSOR_CORE_DTYPES:
+        return f"tiles multiply {TENSOR_CORE_DTYPES} only, the problem is {problem.dtype}"
+    blocks = {"n_block": tile.n_block, "v_block": tile.v_block, "d_block": tile.d_block}
+    for name, size in blocks.items():
+        if size & (size - 1) or not 16 <= size <= 256:
+            return f"{name} must be a power of two in [16, 256], got {size}"
+    if tile.num_warps not in (2, 4, 8, 16):
+        return f"num_warps must be 2, 4, 8 or 16, got {tile.num_warps}"
+    if not 1 <= tile.num_stages <= 8:
+        return f"num_stages must be in [1, 8], got {tile.num_stages}"
+    if problem.hidden * problem.itemsize % ALIGNMENT:
+        return (
+            f"tiles need rows of x and weight to be a multiple of {ALIGNMENT} bytes, "
+            f"hidden {problem.hidden} is {problem.hidden * problem.itemsize} bytes"
+        )
+    per_thread = output_elements(tile, contraction) // (32 * tile.num_warps)
+    if per_thread > 128:
+        return f"the accumulator needs {per_thread} registers a thread, at most 128 fit"
+    needed = shared_memory(tile, contraction, problem.itemsize)
+    if needed > device.shared_memory_per_block:
+        return (
+            f"needs {needed} bytes of shared memory, a block has {device.shared_memory_per_block}"
+        )
+    return None

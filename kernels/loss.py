@@ -1,0 +1,145 @@
+"""The loss, in terms of row statistics: losses, coefficients of the gradient, reductions.
+
+These are the only places that know smoothing, z-loss and weights; formulas in
+``strategies/base.py``. All vectors have one entry per token, so none of this is on the clock.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flce_tune.kernels.strategies.base import Coefficients, Inputs, LossSpec, Statistics
+
+
+def statistics_dtype(compute: torch.dtype) -> torch.dtype:
+    """float32, except for float64 inputs, whose statistics are float64."""
+    return torch.float64 if compute == torch.float64 else torch.float32
+
+
+def scaled_logits(
+    raw: Tensor,  # [..., V] a = x·Wᵀ + b, any float dtype
+    loss: LossSpec,
+) -> Tensor:  # [..., V] z, statistics dtype
+    """Apply scale and softcap: z = cap·tanh(scale·a / cap)."""
+    z = raw.to(statistics_dtype(raw.dtype))
+    if loss.logit_scale is not None:
+        z = z * loss.logit_scale
+    if loss.softcap is not None:
+        z = loss.softcap * torch.tanh(z / loss.softcap)
+    return z
+
+
+def logits_derivative(
+    z: Tensor,  # [..., V] scaled and capped
+    loss: LossSpec,
+) -> Tensor | float:
+    """dz/da at z: scale·(1 - (z/cap)²)."""
+    scale = 1.0 if loss.logit_scale is None else loss.logit_scale
+    return scale if loss.softcap is None else scale * (1.0 - (z / loss.softcap).square())
+
+
+def valid_rows(
+    target: Tensor,  # [N]
+    vocab: int,
+    ignore_index: int,
+) -> tuple[Tensor, Tensor]:  # [N] bool, [N] bool
+    """Say which rows count, and which hold a label outside [0, V) that is not ignore_index."""
+    counted = target != ignore_index
+    out_of_range = ((target < 0) | (target >= vocab)) & counted
+    return counted, out_of_range
+
+
+def target_weight(
+    inputs: Inputs,
+) -> Tensor | None:  # [N] w_y, 1 where the label is no column
+    """Class weight of each row's label."""
+    if inputs.class_weight is None:
+        return None
+    vocab = inputs.weight.shape[0]
+    known = (inputs.target >= 0) & (inputs.target < vocab)
+    picked = inputs.class_weight[inputs.target.clamp(0, vocab - 1)]
+    return torch.where(known, picked, 1.0)
+
+
+def row_losses(
+    inputs: Inputs,
+    statistics: Statistics,
+    loss: LossSpec,
+) -> Tensor:  # [N]
+    """Unreduced losses: 0 for ignored rows, NaN where the label is out of range."""
+    lse = statistics.lse
+    row = lse - statistics.target_logit
+    weight = target_weight(inputs)
+    if weight is not None:
+        row = row * weight
+    if loss.label_smoothing:
+        if statistics.logit_sum is None:
+            raise ValueError("label smoothing needs the statistic logit_sum")
+        vocab = inputs.weight.shape[0]
+        smooth = lse * weight_total(inputs) - statistics.logit_sum
+        row = (1.0 - loss.label_smoothing) * row + (loss.label_smoothing / vocab) * smooth
+    if loss.z_loss:
+        row = row + loss.z_loss * lse.square()
+    counted, out_of_range = valid_rows(inputs.target, inputs.weight.shape[0], loss.ignore_index)
+    return row.masked_fill(out_of_range, float("nan")).masked_fill(~counted, 0.0)
+
+
+def weight_total(inputs: Inputs) -> Tensor | int:
+    """W1 = Σ_c w_c, which is V without class weights."""
+    return inputs.weight.shape[0] if inputs.class_weight is None else inputs.class_weight.sum()
+
+
+def coefficients(
+    inputs: Inputs,
+    statistics: Statistics,
+    row_weight: Tensor,  # [N] r, the upstream gradient of each row's loss; 0 for ignored rows
+    loss: LossSpec,
+    grad_lse: Tensor | None = None,  # [N] upstream gradient of each row's lse
+    grad_entropy: Tensor | None = None,  # [N] likewise of its entropy
+) -> Coefficients:
+    """Coefficients of G for the loss Σ_i r_i·loss_i, plus gradients on lse and entropy.
+
+    With H = lse - Σ_c p_c·z_c the entropy's derivative is -p_c·(z_c - Σ_k p_k·z_k).
+    """
+    a = b = row_weight
+    e = None
+    if (weight := target_weight(inputs)) is not None:
+        a = b = row_weight * weight
+    if loss.label_smoothing:
+        share = loss.label_smoothing / inputs.weight.shape[0]
+        b = b * (1.0 - loss.label_smoothing)
+        e = row_weight * share
+        a = b + e * weight_total(inputs)
+    if loss.z_loss:
+        a = a + row_weight * (2.0 * loss.z_loss) * statistics.lse
+    if grad_lse is not None:
+        a = a + grad_lse
+    c = None
+    if grad_entropy is not None:
+        if statistics.mean_logit is None:
+            raise ValueError("a gradient on the entropy needs the statistic mean_logit")
+        a = a + grad_entropy * statistics.mean_logit
+        c = -grad_entropy
+    return Coefficients(a=a, b=b, c=c, e=e)
+
+
+def row_weights(
+    inputs: Inputs,
+    loss: LossSpec,
+    token_weight: Tensor | None,  # [N]
+    divisor: Tensor | None,  # scalar; None: the mean's own, Σ_i t_i·w_y over counted rows
+    reduction: str,
+) -> tuple[Tensor, Tensor]:  # [N] t_i (0 for ignored, NaN for out of range), scalar divisor
+    """Per-row weights and the divisor of the reduction, without a host synchronisation."""
+    dtype = statistics_dtype(inputs.x.dtype)
+    counted, out_of_range = valid_rows(inputs.target, inputs.weight.shape[0], loss.ignore_index)
+    weight = counted.to(dtype)
+    if token_weight is not None:
+        weight = torch.where(counted, token_weight.to(dtype), 0.0)
+    if divisor is None:
+        divisor = weight.new_ones(())
+        if reduction == "mean":
+            of_target = target_weight(inputs)
+            divisor = (weight if of_target is None else weight * of_target).sum()
+    return weight.masked_fill(out_of_range, float("nan")), divisor.to(dtype)

@@ -1,0 +1,178 @@
+"""``chunked``: token chunks; all gradients are computed in the forward pass. 6NDV.
+
+Per chunk of tokens: logits GEMM with row statistics, softmax gradient in place over the logits,
+dX = G·W written once, dW += Gᵀ·x. Workspace: chunk × V logits, and the accumulator of dW beside
+dW itself (4 bytes an element in float32, 1 as split24) when there is more than one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flce_tune.kernels import loss as losses
+from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer, part_size
+from flce_tune.kernels.config import Config, Tile
+from flce_tune.kernels.limits import TENSOR_CORE_DTYPES, reject_tile
+from flce_tune.kernels.problem import DTYPES, Device, Problem
+from flce_tune.kernels.products import Sum, multiply
+from flce_tune.kernels.strategies import common
+from flce_tune.kernels.strategies.base import (
+    Coefficients,
+    Gradients,
+    Inputs,
+    LossSpec,
+    Statistics,
+    Wanted,
+)
+
+CHUNK_MULTIPLE = 128
+CHUNKS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+class Chunked:
+    """Token chunks; see the module's text."""
+
+    name = "chunked"
+    deterministic = True
+
+    def reject(self, config: Config, problem: Problem, device: Device) -> str | None:
+        """Say why the config cannot run here, or None if it can."""
+        if config.chunk is None:
+            return "chunked needs a chunk, the number of tokens per chunk"
+        return self._reject_common(config, problem, device)
+
+    def _reject_common(self, config: Config, problem: Problem, device: Device) -> str | None:
+        if config.slab is not None:
+            return f"{self.name} has no slab, got {config.slab}"
+        if reason := common.reject_accumulator(config, problem):
+            return reason
+        for tile, contraction in ((config.logits, "d"), (config.dx, "v"), (config.dw, "n")):
+            if tile and (reason := reject_tile(tile, contraction, problem, device)):
+                return reason
+        return None
+
+    def space(self, problem: Problem, device: Device) -> Iterator[Config]:
+        """Chunks and accumulators first, then each GEMM's tile around the default chunk."""
+        for chunk in CHUNKS:
+            if chunk < problem.tokens:
+                for accumulator in common.accumulators(problem):
+                    for products in common.gemm_choices(problem, device):
+                        yield Config(self.name, chunk=chunk, accumulator=accumulator, **products)
+        if problem.tokens <= CHUNKS[0]:
+            yield self.default(problem, device)
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        """Chunks of 512 MiB of logits: long enough for the GEMMs to run at full rate."""
+        rows = max(1, (512 << 20) // (problem.vocab * problem.itemsize))
+        chunk = max(CHUNK_MULTIPLE, rows // CHUNK_MULTIPLE * CHUNK_MULTIPLE)
+        return Config(
+            self.name,
+            chunk=min(chunk, 4096),
+            accumulator="weight_dtype" if problem.accumulate == "weight_dtype" else "fp32",
+        )
+
+    def workspace(self, config: Config, problem: Problem) -> int:
+        """Logits of a chunk, and the accumulator of dW."""
+        chunk = self._chunk(config, problem.tokens)
+        total = common.logits_bytes(chunk, problem.vocab, problem, config.logits)
+        if problem.mode == "train" and chunk < problem.tokens:
+            total += common.accumulator_bytes(config, problem, problem.vocab * problem.hidden)
+        return total
+
+    def _chunk(self, config: Config, tokens: int) -> int:
+        largest = tokens if config.chunk is None else config.chunk
+        return part_size(tokens, max(1, min(largest, tokens)), CHUNK_MULTIPLE)
+
+    def train(
+        self,
+        inputs: Inputs,
+        row_weight: Tensor,
+        loss: LossSpec,
+        wanted: Wanted,
+        config: Config,
+    ) -> tuple[Statistics, Gradients]:
+        """Compute statistics and the gradients of Σ_i r_i·loss_i in one go."""
+        parts: list[Statistics] = []
+
+        def gradient(rows: slice, part: Inputs, buffer: Tensor) -> None:
+            backend = backend_of(buffer)
+            stats = backend.logits(part, loss, wanted, buffer, config.logits)
+            given = losses.coefficients(part, stats, row_weight[rows], loss)
+            backend.gradient_(buffer, part, stats, given, loss)
+            parts.append(stats)
+
+        gradients = self._chunks(inputs, wanted, config, gradient)
+        return common.concatenate(parts), gradients
+
+    def evaluate(
+        self, inputs: Inputs, loss: LossSpec, wanted: Wanted, config: Config
+    ) -> Statistics:
+        """Compute statistics only."""
+        return common.evaluate(inputs, loss, wanted, config, self._chunk(config, len(inputs.x)))
+
+    def backward(
+        self,
+        inputs: Inputs,
+        statistics: Statistics,
+        coefficients: Coefficients,
+        loss: LossSpec,
+        wanted: Wanted,
+        config: Config,
+    ) -> Gradients:
+        """Compute the gradients for given row coefficients, recomputing the logits."""
+
+        def gradient(rows: slice, part: Inputs, buffer: Tensor) -> None:
+            stats = replace(
+                statistics, lse=statistics.lse[rows], target_logit=statistics.target_logit[rows]
+            )
+            given = common.coefficient_rows(coefficients, rows)
+            everything = slice(0, part.weight.shape[0])
+            backend_of(buffer).slab_gradient(
+                part, everything, stats, given, loss, buffer, config.logits
+            )
+
+        return self._chunks(inputs, wanted, config, gradient)
+
+    def _chunks(
+        self,
+        inputs: Inputs,
+        wanted: Wanted,
+        config: Config,
+        gradient: Callable[[slice, Inputs, Tensor], None],  # fills the buffer with G
+    ) -> Gradients:
+        n, hidden = inputs.x.shape
+        vocab = inputs.weight.shape[0]
+        chunk = self._chunk(config, n)
+        bounds = list(even_parts(n, chunk))
+        dtype = common.gradient_dtype(inputs.x.dtype)
+        buffer = logits_buffer(chunk, vocab, inputs.x)
+        dx = inputs.x.new_empty(n, hidden, dtype=dtype) if wanted.dx else None
+        dw = db = None
+        if wanted.dw:
+            dw = Sum(
+                (vocab, hidden), dtype, inputs.x.device, len(bounds),
+                config.accumulator, config.dw, "n",
+            )  # fmt: skip
+        if wanted.db:
+            db = torch.zeros(
+                vocab, dtype=losses.statistics_dtype(inputs.x.dtype), device=inputs.x.device
+            )
+        for rows in bounds:
+            part = inputs.rows(rows)
+            g = buffer[: rows.stop - rows.start]
+            gradient(rows, part, g)
+            if dx is not None:
+                multiply(g, inputs.weight, dx[rows], config.dx, "v")
+            if dw is not None:
+                dw.add(g.t(), part.x)
+            if db is not None:
+                db += g.sum(0, dtype=db.dtype)
+        return Gradients(
+            dx=dx,
+            dw=None if dw is None else dw.result(),
+            db=None if db is None else db.to(dtype),
+        )

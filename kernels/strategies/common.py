@@ -1,0 +1,172 @@
+"""What strategies share: sizes, spaces of GEMM choices, evaluation, row slicing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer
+from flce_tune.kernels.config import Accumulator, Config, Tile
+from flce_tune.kernels.limits import TENSOR_CORE_DTYPES, reject_tile
+from flce_tune.kernels.problem import Device, Problem
+from flce_tune.kernels.strategies.base import (
+    Coefficients,
+    Inputs,
+    LossSpec,
+    Statistics,
+    Wanted,
+)
+
+EVALUATION_BYTES = 48 << 20
+"""Budget of an evaluation's logits or tile statistics."""
+
+LOGITS_TILES = (
+    Tile(128, 256, 64, num_warps=8, num_stages=3),
+    Tile(128, 256, 64, num_warps=8, num_stages=4),
+    Tile(256, 128, 64, num_warps=8, num_stages=3),
+    Tile(128, 128, 64, num_warps=4, num_stages=3),
+    Tile(128, 128, 32, num_warps=8, num_stages=4),
+    Tile(64, 128, 64, num_warps=4, num_stages=3),
+)
+DX_TILES = (
+    Tile(128, 64, 256, num_warps=8, num_stages=3),
+    Tile(128, 64, 128, num_warps=4, num_stages=3),
+    Tile(128, 32, 128, num_warps=8, num_stages=4),
+)
+DW_TILES = (
+    Tile(64, 128, 256, num_warps=8, num_stages=3),
+    Tile(64, 128, 128, num_warps=4, num_stages=3),
+    Tile(32, 128, 128, num_warps=8, num_stages=4),
+)
+
+
+def gradient_dtype(compute: torch.dtype) -> torch.dtype:
+    """The dtype gradients are returned in: the compute dtype, but float32 for float16."""
+    return torch.float32 if compute == torch.float16 else compute
+
+
+def accumulators(problem: Problem) -> tuple[Accumulator, ...]:
+    """The accumulators that keep the accuracy the problem asks for."""
+    if problem.accumulate == "weight_dtype":
+        return ("weight_dtype",)
+    return ("fp32", "split24") if problem.dtype == "bfloat16" else ("fp32",)
+
+
+def reject_accumulator(config: Config, problem: Problem) -> str | None:
+    """Say why the config's accumulator does not suit the problem, or None."""
+    if config.accumulator == "weight_dtype" and problem.accumulate != "weight_dtype":
+        return 'accumulator weight_dtype needs accumulate="weight_dtype"'
+    if config.accumulator == "split24":
+        if problem.dtype != "bfloat16":
+            return f"accumulator split24 holds bfloat16 results, the problem is {problem.dtype}"
+        if config.strategy == "recompute" and config.dx is None:
+            return "accumulator split24 needs a dx tile"
+        if config.strategy == "chunked" and config.dw is None:
+            return "accumulator split24 needs a dw tile"
+    return None
+
+
+def gemm_choices(problem: Problem, device: Device) -> Iterator[dict[str, Any]]:
+    """cuBLAS for all three GEMMs, then every combination with valid tiles."""
+
+    def valid(tiles: Sequence[Tile], contraction: str) -> list[Tile | None]:
+        fitting = [t for t in tiles if reject_tile(t, contraction, problem, device) is None]
+        return [None, *fitting]
+
+    for logits in valid(LOGITS_TILES, "d"):
+        if problem.mode == "eval":
+            yield {"logits": logits}
+            continue
+        for dx in valid(DX_TILES, "v"):
+            for dw in valid(DW_TILES, "n") if problem.mode == "train" else [None]:
+                yield {"logits": logits, "dx": dx, "dw": dw}
+
+
+def logits_bytes(rows: int, columns: int, problem: Problem, tile: Tile | None) -> int:
+    """Bytes of a buffer of logits with its padded rows, and of the tiles' statistics."""
+    unit = 128 // problem.itemsize
+    total = rows * -(-columns // unit) * unit * problem.itemsize
+    if tile is not None:
+        total += tile_statistics_bytes(rows, columns, tile)
+    return total
+
+
+def tile_statistics_bytes(rows: int, columns: int, tile: Tile) -> int:
+    """Bytes of max and total of each tile and row."""
+    return 8 * rows * -(-columns // tile.v_block)
+
+
+def accumulator_bytes(config: Config, problem: Problem, elements: int) -> int:
+    """Bytes of the accumulator beside its result."""
+    if problem.dtype not in TENSOR_CORE_DTYPES or problem.dtype == "float16":
+        return 0
+    return {"fp32": 4, "split24": 1, "weight_dtype": 0}[config.accumulator] * elements
+
+
+def evaluation_rows(tokens: int, vocab: int, config: Config) -> int:
+    """Tokens per step of an evaluation, within its budget."""
+    if config.logits is not None:
+        per_row = tile_statistics_bytes(1, vocab, config.logits)
+    else:
+        per_row = 4 * vocab
+    rows = max(128, EVALUATION_BYTES // per_row // 128 * 128)
+    return min(rows, tokens)
+
+
+def evaluation_bytes(config: Config, problem: Problem) -> int:
+    """Bytes ``evaluate`` holds at its peak."""
+    rows = evaluation_rows(problem.tokens, problem.vocab, config)
+    if config.logits is not None:
+        return tile_statistics_bytes(rows, problem.vocab, config.logits)
+    return logits_bytes(rows, problem.vocab, problem, None)
+
+
+def evaluate(
+    inputs: Inputs,
+    loss: LossSpec,
+    wanted: Wanted,
+    config: Config,
+    rows_per_step: int,
+) -> Statistics:
+    """Row statistics, without storing logits where a tile is given."""
+    backend = backend_of(inputs.x)
+    n, vocab = len(inputs.x), inputs.weight.shape[0]
+    buffer = None
+    if config.logits is None:
+        buffer = logits_buffer(rows_per_step, vocab, inputs.x)
+    parts = []
+    for rows in even_parts(n, rows_per_step):
+        out = None if buffer is None else buffer[: rows.stop - rows.start]
+        parts.append(backend.logits(inputs.rows(rows), loss, wanted, out, config.logits))
+    return concatenate(parts)
+
+
+def concatenate(parts: Sequence[Statistics]) -> Statistics:
+    """Join the statistics of consecutive rows."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def join(name: str) -> Tensor | None:
+        tensors = [getattr(part, name) for part in parts]
+        return None if tensors[0] is None else torch.cat(tensors)
+
+    return Statistics(
+        lse=torch.cat([part.lse for part in parts]),
+        target_logit=torch.cat([part.target_logit for part in parts]),
+        logit_sum=join("logit_sum"),
+        mean_logit=join("mean_logit"),
+        prediction=join("prediction"),
+    )
+
+
+def coefficient_rows(given: Coefficients, rows: slice) -> Coefficients:
+    """Restrict the coefficients to some tokens."""
+    return Coefficients(
+        a=given.a[rows],
+        b=given.b[rows],
+        c=None if given.c is None else given.c[rows],
+        e=None if given.e is None else given.e[rows],
+    )

@@ -1,0 +1,141 @@
+"""``recompute``: a forward that stores no logits, a backward by vocabulary slabs. 8NDV.
+
+Forward: the lse of every row, from a GEMM that keeps only tile statistics (or, without such a
+kernel, from chunks of logits that are thrown away). Backward: per slab of the vocabulary,
+recompute the logits, turn them into G, write dW[slab] = Gᵀ·x once, add G·W[slab] to dX. No
+atomics, no [V, D] accumulator; dX has one between slabs. The path for a loss per token, for a
+second backward, and, its first half, for evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from flce_tune.kernels import loss as losses
+from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer, part_size
+from flce_tune.kernels.config import Config
+from flce_tune.kernels.limits import reject_tile
+from flce_tune.kernels.problem import Device, Problem
+from flce_tune.kernels.products import Sum, multiply
+from flce_tune.kernels.strategies import common
+from flce_tune.kernels.strategies.base import (
+    Coefficients,
+    Gradients,
+    Inputs,
+    LossSpec,
+    Statistics,
+    Wanted,
+)
+
+SLAB_MULTIPLE = 256
+SLABS = (1024, 2048, 4096, 8192, 16384)
+
+
+class Recompute:
+    """Vocabulary slabs; see the module's text."""
+
+    name = "recompute"
+    deterministic = True
+
+    def reject(self, config: Config, problem: Problem, device: Device) -> str | None:
+        """Say why the config cannot run here, or None if it can."""
+        if config.slab is None:
+            return "recompute needs a slab, the number of vocabulary columns per slab"
+        if config.chunk is not None:
+            return f"recompute has no chunk, got {config.chunk}"
+        if reason := common.reject_accumulator(config, problem):
+            return reason
+        for tile, contraction in ((config.logits, "d"), (config.dx, "v"), (config.dw, "n")):
+            if tile and (reason := reject_tile(tile, contraction, problem, device)):
+                return reason
+        return None
+
+    def space(self, problem: Problem, device: Device) -> Iterator[Config]:
+        """Slabs, accumulators of dX, and every choice of the GEMMs."""
+        for slab in SLABS:
+            if slab < problem.vocab:
+                for accumulator in common.accumulators(problem):
+                    for products in common.gemm_choices(problem, device):
+                        yield Config(self.name, slab=slab, accumulator=accumulator, **products)
+        if problem.vocab <= SLABS[0]:
+            yield self.default(problem, device)
+
+    def default(self, problem: Problem, device: Device) -> Config:
+        """Slabs of 256 MiB of logits."""
+        columns = (256 << 20) // (problem.tokens * problem.itemsize)
+        slab = max(SLAB_MULTIPLE, columns // SLAB_MULTIPLE * SLAB_MULTIPLE)
+        return Config(
+            self.name,
+            slab=min(slab, SLABS[-1]),
+            accumulator="weight_dtype" if problem.accumulate == "weight_dtype" else "fp32",
+        )
+
+    def workspace(self, config: Config, problem: Problem) -> int:
+        """A slab of logits, or the forward's buffer if larger, and the accumulator of dX."""
+        forward = common.evaluation_bytes(config, problem)
+        if problem.mode == "eval":
+            return forward
+        slab = part_size(problem.vocab, self._slab(config, problem.vocab), SLAB_MULTIPLE)
+        backward = common.logits_bytes(problem.tokens, slab, problem, None)
+        if slab < problem.vocab:
+            backward += common.accumulator_bytes(config, problem, problem.tokens * problem.hidden)
+        return max(forward, backward)
+
+    def _slab(self, config: Config, vocab: int) -> int:
+        return vocab if config.slab is None else min(config.slab, vocab)
+
+    def train(
+        self,
+        inputs: Inputs,
+        row_weight: Tensor,
+        loss: LossSpec,
+        wanted: Wanted,
+        config: Config,
+    ) -> tuple[Statistics, Gradients]:
+        """Compute statistics and the gradients of Σ_i r_i·loss_i in one go."""
+        statistics = self.evaluate(inputs, loss, wanted, config)
+        given = losses.coefficients(inputs, statistics, row_weight, loss)
+        return statistics, self.backward(inputs, statistics, given, loss, wanted, config)
+
+    def evaluate(
+        self, inputs: Inputs, loss: LossSpec, wanted: Wanted, config: Config
+    ) -> Statistics:
+        """Compute statistics only."""
+        rows = common.evaluation_rows(len(inputs.x), inputs.weight.shape[0], config)
+        return common.evaluate(inputs, loss, wanted, config, rows)
+
+    def backward(
+        self,
+        inputs: Inputs,
+        statistics: Statistics,
+        coefficients: Coefficients,
+        loss: LossSpec,
+        wanted: Wanted,
+        config: Config,
+    ) -> Gradients:
+        """Compute the gradients for given row coefficients, recomputing the logits."""
+        x, weight = inputs.x, inputs.weight
+        (n, hidden), vocab = x.shape, weight.shape[0]
+        bounds = list(even_parts(vocab, self._slab(config, vocab), SLAB_MULTIPLE))
+        dtype = common.gradient_dtype(x.dtype)
+        buffer = logits_buffer(n, bounds[0].stop, x)
+        dw = weight.new_empty(vocab, hidden, dtype=dtype) if wanted.dw else None
+        db = torch.empty(vocab, dtype=dtype, device=x.device) if wanted.db else None
+        dx = None
+        if wanted.dx:
+            dx = Sum((n, hidden), dtype, x.device, len(bounds), config.accumulator, config.dx, "v")
+        for columns in bounds:
+            g = buffer[:, : columns.stop - columns.start]
+            backend_of(x).slab_gradient(
+                inputs, columns, statistics, coefficients, loss, g, config.logits
+            )
+            if dw is not None:
+                multiply(g.t(), x, dw[columns], config.dw, "n")
+            if dx is not None:
+                dx.add(g, weight[columns])
+            if db is not None:
+                db[columns] = g.sum(0, dtype=losses.statistics_dtype(x.dtype)).to(dtype)
+        return Gradients(dx=None if dx is None else dx.result(), dw=dw, db=db)

@@ -1,0 +1,118 @@
+"""The strategies' primitives on plain torch: for CPUs, and wherever Triton is missing.
+
+Each holds at most one chunk (or slab) of logits beside its float32 image.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flce_tune.kernels.config import Tile
+from flce_tune.kernels.loss import logits_derivative, scaled_logits
+from flce_tune.kernels.strategies.base import (
+    Coefficients,
+    Inputs,
+    LossSpec,
+    Statistics,
+    Wanted,
+)
+
+
+def logits(
+    inputs: Inputs,
+    loss: LossSpec,
+    wanted: Wanted,
+    out: Tensor,  # [n, V], compute dtype; holds the raw logits afterwards
+    tile: Tile | None,
+) -> Statistics:
+    """Compute raw logits into ``out`` and return their statistics."""
+    raw_logits(inputs, out)
+    return statistics(out, inputs, loss, wanted)
+
+
+def raw_logits(inputs: Inputs, out: Tensor) -> None:
+    """out = x·Wᵀ + b, rounded to the compute dtype."""
+    if inputs.bias is None:
+        torch.mm(inputs.x, inputs.weight.t(), out=out)
+    else:
+        torch.addmm(inputs.bias, inputs.x, inputs.weight.t(), out=out)
+
+
+def statistics(
+    raw: Tensor,  # [n, V]
+    inputs: Inputs,
+    loss: LossSpec,
+    wanted: Wanted,
+) -> Statistics:
+    """Row statistics of stored logits."""
+    z = scaled_logits(raw, loss)
+    vocab = z.shape[1]
+    in_range = (inputs.target >= 0) & (inputs.target < vocab)
+    picked = z.gather(1, inputs.target.clamp(0, vocab - 1)[:, None])[:, 0]
+    lse = torch.logsumexp(z, dim=1)
+    logit_sum = mean_logit = prediction = None
+    if loss.label_smoothing:
+        weighted = z if inputs.class_weight is None else z * inputs.class_weight
+        logit_sum = weighted.sum(dim=1)
+    if wanted.prediction:
+        prediction = z.argmax(dim=1)
+    if wanted.entropy:
+        p = torch.exp(z - lse[:, None])
+        mean_logit = torch.where(p == 0, 0.0, p * z).sum(dim=1)
+    return Statistics(
+        lse=lse,
+        target_logit=picked.masked_fill(~in_range, float("nan")),
+        logit_sum=logit_sum,
+        mean_logit=mean_logit,
+        prediction=prediction,
+    )
+
+
+def gradient_(
+    raw: Tensor,  # [n, v] raw logits of columns first, first + 1, ...; overwritten by ∂L/∂a
+    inputs: Inputs,
+    stats: Statistics,
+    coefficients: Coefficients,
+    loss: LossSpec,
+    first_column: int = 0,
+) -> None:
+    """Turn raw logits into their gradient, in place."""
+    z = scaled_logits(raw, loss)
+    weight_of_p = coefficients.a[:, None]
+    if coefficients.c is not None:
+        weight_of_p = weight_of_p + coefficients.c[:, None] * torch.where(z.isneginf(), 0.0, z)
+    gradient = torch.exp(z - stats.lse[:, None]) * weight_of_p
+    columns = raw.shape[1]
+    local = inputs.target - first_column
+    inside = (local >= 0) & (local < columns)
+    gradient.scatter_add_(
+        1,
+        local.clamp(0, columns - 1)[:, None],
+        torch.where(inside, -coefficients.b, 0.0)[:, None],
+    )
+    if coefficients.e is not None:
+        of_class = 1.0
+        if inputs.class_weight is not None:
+            of_class = inputs.class_weight[first_column : first_column + columns]
+        gradient -= coefficients.e[:, None] * of_class
+    gradient *= logits_derivative(z, loss)
+    active = coefficients.a != 0
+    for other in (coefficients.b, coefficients.c, coefficients.e):
+        if other is not None:
+            active = active | (other != 0)
+    raw.copy_(torch.where(active[:, None], gradient, 0.0))
+
+
+def slab_gradient(
+    inputs: Inputs,
+    columns: slice,  # of the vocabulary
+    stats: Statistics,
+    coefficients: Coefficients,
+    loss: LossSpec,
+    out: Tensor,  # [N, v], compute dtype
+    tile: Tile | None,
+) -> None:
+    """Recompute the raw logits of a vocabulary slab and turn them into their gradient."""
+    raw_logits(inputs.columns(columns), out)
+    gradient_(out, inputs, stats, coefficients, loss, columns.start)

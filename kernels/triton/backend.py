@@ -1,0 +1,258 @@
+"""The strategies' primitives on Triton and cuBLAS; the counterpart of ``torch_backend``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from flce_tune.kernels.config import Tile
+from flce_tune.kernels.limits import programs_per_sm
+from flce_tune.kernels.problem import describe_device
+from flce_tune.kernels.strategies.base import Coefficients, Inputs, LossSpec, Statistics, Wanted
+from flce_tune.kernels.torch_backend import raw_logits
+from flce_tune.kernels.triton import logits as logits_gemm
+from flce_tune.kernels.triton import rows
+
+STATISTICS_BLOCK = 4096
+GRADIENT_BLOCK = 4096
+ROW_WARPS = 8
+
+
+def logits(
+    inputs: Inputs,
+    loss: LossSpec,
+    wanted: Wanted,
+    out: Tensor | None,  # [n, V]; holds the raw logits afterwards; None: statistics only
+    tile: Tile | None,  # None: cuBLAS, which needs ``out``
+) -> Statistics:
+    """Compute raw logits into ``out``, if any, and return their statistics."""
+    if tile is not None:
+        return _tiled_logits(inputs, loss, wanted, out, tile)
+    if out is None:
+        raise ValueError("statistics without storing logits need a tile, got None")
+    raw_logits(inputs, out)
+    return statistics(out, inputs, loss, wanted)
+
+
+def statistics(
+    raw: Tensor,  # [n, V]
+    inputs: Inputs,
+    loss: LossSpec,
+    wanted: Wanted,
+) -> Statistics:
+    """Row statistics of stored logits."""
+    n, vocab = raw.shape
+    result = _empty_statistics(n, raw.device, loss, wanted)
+    rows.statistics_kernel[(n,)](
+        raw,
+        raw.stride(0),
+        inputs.target,
+        inputs.class_weight,
+        result.lse,
+        result.target_logit,
+        result.logit_sum,
+        result.mean_logit,
+        result.prediction,
+        vocab,
+        *_scalars(loss),
+        **_flags(inputs, loss, wanted),
+        BLOCK=min(STATISTICS_BLOCK, triton.next_power_of_2(vocab)),
+        num_warps=ROW_WARPS,
+    )
+    return result
+
+
+def gradient_(
+    raw: Tensor,  # [n, v] raw logits of columns first, first + 1, ...; overwritten by ∂L/∂a
+    inputs: Inputs,
+    stats: Statistics,
+    coefficients: Coefficients,
+    loss: LossSpec,
+    first_column: int = 0,
+) -> None:
+    """Turn raw logits into their gradient, in place."""
+    n, width = raw.shape
+    block = min(GRADIENT_BLOCK, triton.next_power_of_2(width))
+    rows.gradient_kernel[(n, triton.cdiv(width, block))](
+        raw,
+        raw.stride(0),
+        stats.lse,
+        inputs.target,
+        coefficients.a,
+        coefficients.b,
+        coefficients.c,
+        coefficients.e,
+        inputs.class_weight,
+        first_column,
+        width,
+        *_scalars(loss),
+        **_gradient_flags(inputs, coefficients, loss),
+        BLOCK=block,
+        num_warps=ROW_WARPS,
+    )
+
+
+def slab_gradient(
+    inputs: Inputs,
+    columns: slice,  # of the vocabulary
+    stats: Statistics,
+    coefficients: Coefficients,
+    loss: LossSpec,
+    out: Tensor,  # [N, v], compute dtype
+    tile: Tile | None,
+) -> None:
+    """Recompute the raw logits of a vocabulary slab and turn them into their gradient."""
+    slab = inputs.columns(columns)
+    if tile is None:
+        raw_logits(slab, out)
+        gradient_(out, inputs, stats, coefficients, loss, columns.start)
+        return
+    n, width = out.shape
+    hidden = inputs.x.shape[1]
+    logits_gemm.slab_gradient_kernel[_grid(tile, n, width, inputs.x)](
+        descriptor(inputs.x, [tile.n_block, tile.d_block]),
+        descriptor(slab.weight, [tile.v_block, tile.d_block]),
+        descriptor(out, [tile.n_block, tile.v_block // 2]),
+        slab.bias,
+        inputs.target,
+        stats.lse,
+        coefficients.a,
+        coefficients.b,
+        coefficients.c,
+        coefficients.e,
+        slab.class_weight,
+        n,
+        hidden,
+        width,
+        columns.start,
+        *_scalars(loss),
+        **_tile_arguments(tile),
+        HAS_BIAS=slab.bias is not None,
+        **_gradient_flags(inputs, coefficients, loss),
+    )
+
+
+def descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
+    """Describe a 2-D tensor to the copy engine; reads past its shape give 0, writes are dropped."""
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
+
+
+def _tiled_logits(
+    inputs: Inputs, loss: LossSpec, wanted: Wanted, out: Tensor | None, tile: Tile
+) -> Statistics:
+    n, hidden = inputs.x.shape
+    vocab = inputs.weight.shape[0]
+    tiles = triton.cdiv(vocab, tile.v_block)
+    result = _empty_statistics(n, inputs.x.device, loss, wanted)
+
+    def per_tile(needed: bool, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        return torch.empty(tiles, n, dtype=dtype, device=inputs.x.device) if needed else None
+
+    tile_max, tile_total = per_tile(True), per_tile(True)
+    tile_sum = per_tile(loss.label_smoothing > 0)
+    tile_moment = per_tile(wanted.entropy)
+    tile_best = per_tile(wanted.prediction, torch.int32)
+    flags = _flags(inputs, loss, wanted)
+    logits_gemm.logits_kernel[_grid(tile, n, vocab, inputs.x)](
+        descriptor(inputs.x, [tile.n_block, tile.d_block]),
+        descriptor(inputs.weight, [tile.v_block, tile.d_block]),
+        None if out is None else descriptor(out, [tile.n_block, tile.v_block // 2]),
+        inputs.bias,
+        inputs.target,
+        result.target_logit,
+        inputs.class_weight,
+        tile_max,
+        tile_total,
+        tile_sum,
+        tile_moment,
+        tile_best,
+        n,
+        hidden,
+        vocab,
+        *_scalars(loss),
+        **_tile_arguments(tile),
+        STORE=out is not None,
+        HAS_BIAS=inputs.bias is not None,
+        **flags,
+    )
+    row_block = 16
+    rows.merge_kernel[(triton.cdiv(n, row_block),)](
+        tile_max,
+        tile_total,
+        tile_sum,
+        tile_moment,
+        tile_best,
+        result.lse,
+        result.logit_sum,
+        result.mean_logit,
+        result.prediction,
+        inputs.target,
+        result.target_logit,
+        n,
+        tiles,
+        vocab,
+        WANT_SUM=flags["WANT_SUM"],
+        WANT_MEAN=flags["WANT_MEAN"],
+        WANT_PREDICTION=flags["WANT_PREDICTION"],
+        ROWS=row_block,
+        TILES=64,
+    )
+    return result
+
+
+def _empty_statistics(n: int, device: torch.device, loss: LossSpec, wanted: Wanted) -> Statistics:
+    def per_row(needed: bool, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        return torch.empty(n, dtype=dtype, device=device) if needed else None
+
+    return Statistics(
+        lse=torch.empty(n, dtype=torch.float32, device=device),
+        target_logit=torch.empty(n, dtype=torch.float32, device=device),
+        logit_sum=per_row(loss.label_smoothing > 0),
+        mean_logit=per_row(wanted.entropy),
+        prediction=per_row(wanted.prediction, torch.int64),
+    )
+
+
+def _scalars(loss: LossSpec) -> tuple[float, float]:
+    scale = 1.0 if loss.logit_scale is None else float(loss.logit_scale)
+    return scale, 1.0 if loss.softcap is None else float(loss.softcap)
+
+
+def _flags(inputs: Inputs, loss: LossSpec, wanted: Wanted) -> dict[str, bool]:
+    return {
+        "HAS_SOFTCAP": loss.softcap is not None,
+        "HAS_CLASS_WEIGHT": inputs.class_weight is not None,
+        "WANT_SUM": loss.label_smoothing > 0,
+        "WANT_MEAN": wanted.entropy,
+        "WANT_PREDICTION": wanted.prediction,
+    }
+
+
+def _gradient_flags(inputs: Inputs, given: Coefficients, loss: LossSpec) -> dict[str, bool]:
+    return {
+        "HAS_SOFTCAP": loss.softcap is not None,
+        "HAS_C": given.c is not None,
+        "HAS_E": given.e is not None,
+        "HAS_CLASS_WEIGHT": inputs.class_weight is not None,
+    }
+
+
+def _tile_arguments(tile: Tile) -> dict[str, Any]:
+    return {
+        "N_BLOCK": tile.n_block,
+        "V_BLOCK": tile.v_block,
+        "D_BLOCK": tile.d_block,
+        "GROUP": tile.group,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }
+
+
+def _grid(tile: Tile, n: int, width: int, x: Tensor) -> tuple[int]:
+    tiles = triton.cdiv(n, tile.n_block) * triton.cdiv(width, tile.v_block)
+    device = describe_device(x.device)
+    return (min(tiles, device.sm_count * programs_per_sm(tile, x.element_size(), device)),)

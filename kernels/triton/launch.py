@@ -1,0 +1,59 @@
+"""Launcher of the product kernel."""
+
+from __future__ import annotations
+
+import triton
+from torch import Tensor
+
+from flce_tune.kernels.config import Accumulator, Tile
+from flce_tune.kernels.limits import programs_per_sm
+from flce_tune.kernels.problem import describe_device
+from flce_tune.kernels.triton.backend import descriptor
+from flce_tune.kernels.triton.product import product_kernel
+
+
+def launch_product(
+    a: Tensor,  # [m, k], or the transposed view of a [k, m]
+    b: Tensor,  # [k, n]
+    out: Tensor,  # [m, n]
+    extra: Tensor | None,  # [m, n] float32 or uint8 accumulator
+    tile: Tile,
+    contraction: str,  # "v" for dX, "n" for dW
+    accumulator: Accumulator,
+    prior: bool,
+    last: bool,
+) -> None:
+    """Add a·b to what earlier parts left in ``out`` and ``extra``."""
+    m, k = a.shape
+    n = b.shape[1]
+    m_block, k_block = {
+        "v": (tile.n_block, tile.v_block),
+        "n": (tile.v_block, tile.n_block),
+    }[contraction]
+    transposed = a.stride(0) == 1 and a.stride(1) != 1
+    stored = a.t() if transposed else a
+    device = describe_device(a.device)
+    programs = device.sm_count * programs_per_sm(tile, a.element_size(), device, contraction)
+    tiles = triton.cdiv(m, m_block) * triton.cdiv(n, tile.d_block)
+    product_kernel[(min(tiles, programs),)](
+        descriptor(stored, [k_block, m_block] if transposed else [m_block, k_block]),
+        descriptor(b, [k_block, tile.d_block]),
+        descriptor(out, [m_block, tile.d_block // 2]),
+        out,
+        extra,
+        m,
+        n,
+        k,
+        out.stride(0),
+        0 if extra is None else extra.stride(0),
+        M_BLOCK=m_block,
+        N_BLOCK=tile.d_block,
+        K_BLOCK=k_block,
+        GROUP=tile.group,
+        TRANSPOSED=transposed,
+        ACCUMULATOR=accumulator,
+        PRIOR=prior,
+        LAST=last,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )

@@ -1,0 +1,260 @@
+"""Logits GEMMs: x·Wᵀ whose epilogue computes what the softmax needs.
+
+Algorithm: persistent programs walk the N_BLOCK × V_BLOCK tiles of the logits, ``group`` token
+tiles at a time so that a tile of W is reused from L2; operands come through tensor descriptors
+(TMA on Hopper and later, plain loads before). The epilogue works on halves of the tile so that
+it stays in registers. Three kernels share the main loop:
+
+- ``logits_kernel`` stores the raw logits and, per tile and row, max and Σ exp(z - max). The
+  statistics are of the *rounded* logits, because the gradient will be computed from those: where
+  one class has all the probability, p - 1 must cancel as exactly as it does in plain torch.
+- ``statistics_kernel`` stores no logits; its statistics are of the float32 accumulators.
+- ``gradient_kernel`` knows the lse and stores G, of the float32 accumulators.
+
+FLOPs 2NDV each. Bytes beyond the operands: 2NV written where logits or G are stored, and
+8·N·V / V_BLOCK of statistics.
+"""
+
+import triton
+import triton.language as tl
+
+from flce_tune.kernels.triton.rows import finite_or_zero, gradient_of, scaled
+
+
+@triton.jit
+def tile_position(tile, tiles_n, tiles_v, GROUP: tl.constexpr):
+    """Visit the tiles in groups of GROUP token tiles, vocabulary-major within a group."""
+    per_group = GROUP * tiles_v
+    group = tile // per_group
+    first = group * GROUP
+    size = tl.minimum(tiles_n - first, GROUP)
+    return first + (tile % per_group) % size, (tile % per_group) // size
+
+
+@triton.jit
+def tile_logits(x_desc, w_desc, row, column, hidden,
+                N_BLOCK: tl.constexpr, V_BLOCK: tl.constexpr, D_BLOCK: tl.constexpr):  # fmt: skip
+    """One tile of x·Wᵀ in float32."""
+    acc = tl.zeros([N_BLOCK, V_BLOCK], tl.float32)
+    for k in range(0, hidden, D_BLOCK):
+        acc = tl.dot(x_desc.load([row, k]), w_desc.load([column, k]).T, acc)
+    return acc
+
+
+@triton.jit
+def halves(acc, N_BLOCK: tl.constexpr, V_BLOCK: tl.constexpr):
+    """Split a tile into its left and right half."""
+    acc = tl.reshape(acc, (N_BLOCK, 2, V_BLOCK // 2))
+    return tl.split(tl.permute(acc, (0, 2, 1)))
+
+
+@triton.jit
+def half_statistics(
+    raw,  # [N_BLOCK, COLUMNS] float32
+    columns,
+    rows,
+    target,
+    target_logit_ptr,
+    class_weight_ptr,
+    n,
+    vocab,
+    scale,
+    softcap,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_CLASS_WEIGHT: tl.constexpr,
+    WANT_SUM: tl.constexpr,
+    WANT_MEAN: tl.constexpr,
+    WANT_PREDICTION: tl.constexpr,
+):
+    """Max, total, Σ w·z, moment and best column of half a tile; stores the label's logit."""
+    inside = (columns < vocab)[None, :]
+    z = scaled(raw, scale, softcap, HAS_SOFTCAP)
+    hit = columns[None, :] == target[:, None]
+    picked = tl.sum(tl.where(hit, z, 0.0), axis=1)
+    first = tl.min(columns, axis=0)
+    last = tl.minimum(tl.max(columns, axis=0), vocab - 1)
+    owned = (target >= first) & (target <= last) & (rows < n)
+    tl.store(target_logit_ptr + rows, picked, mask=owned)
+    weighted = tl.max(tl.zeros_like(z), axis=1)
+    moment = weighted
+    best = weighted.to(tl.int32)
+    if WANT_SUM:
+        w = 1.0
+        if HAS_CLASS_WEIGHT:
+            w = tl.load(class_weight_ptr + columns, mask=columns < vocab, other=0.0)[None, :]
+        weighted = tl.sum(tl.where(inside, z * w, 0.0), axis=1)
+    z = tl.where(inside, z, float("-inf"))
+    m = tl.max(z, axis=1)
+    e = tl.exp(z - finite_or_zero(m)[:, None])
+    total = tl.sum(e, axis=1)
+    if WANT_MEAN:
+        moment = tl.sum(tl.where(e == 0, 0.0, e * z), axis=1)
+    if WANT_PREDICTION:
+        places = tl.where(z == m[:, None], columns[None, :], 2147483647)
+        best = tl.min(places, axis=1)
+    return m, total, weighted, moment, best
+
+
+@triton.jit
+def store_statistics(
+    raw0, raw1, columns0, columns1, row, tile_v, target_ptr, target_logit_ptr, class_weight_ptr,
+    max_ptr, total_ptr, sum_ptr, moment_ptr, best_ptr, n, vocab, scale, softcap,
+    N_BLOCK: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_CLASS_WEIGHT: tl.constexpr,
+    WANT_SUM: tl.constexpr, WANT_MEAN: tl.constexpr, WANT_PREDICTION: tl.constexpr,
+):  # fmt: skip
+    """Merge the statistics of both halves and store them at [tile_v, row]."""
+    rows = row + tl.arange(0, N_BLOCK)
+    target = tl.load(target_ptr + rows, mask=rows < n, other=-1)
+    m0, l0, s0, u0, b0 = half_statistics(
+        raw0, columns0, rows, target, target_logit_ptr, class_weight_ptr, n, vocab,
+        scale, softcap, HAS_SOFTCAP, HAS_CLASS_WEIGHT, WANT_SUM, WANT_MEAN, WANT_PREDICTION,
+    )  # fmt: skip
+    m1, l1, s1, u1, b1 = half_statistics(
+        raw1, columns1, rows, target, target_logit_ptr, class_weight_ptr, n, vocab,
+        scale, softcap, HAS_SOFTCAP, HAS_CLASS_WEIGHT, WANT_SUM, WANT_MEAN, WANT_PREDICTION,
+    )  # fmt: skip
+    m = tl.maximum(m0, m1, propagate_nan=tl.PropagateNan.ALL)
+    share0 = tl.exp(m0 - finite_or_zero(m))
+    share1 = tl.exp(m1 - finite_or_zero(m))
+    places = tile_v.to(tl.int64) * n + rows
+    tl.store(max_ptr + places, m, mask=rows < n)
+    tl.store(total_ptr + places, l0 * share0 + l1 * share1, mask=rows < n)
+    if WANT_SUM:
+        tl.store(sum_ptr + places, s0 + s1, mask=rows < n)
+    if WANT_MEAN:
+        tl.store(moment_ptr + places, u0 * share0 + u1 * share1, mask=rows < n)
+    if WANT_PREDICTION:
+        tl.store(best_ptr + places, tl.where(m1 > m0, b1, b0), mask=rows < n)
+
+
+@triton.jit
+def with_bias(acc, bias_ptr, columns, vocab, HAS_BIAS: tl.constexpr):
+    """Add the bias of the tile's columns."""
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + columns, mask=columns < vocab, other=0.0)
+        acc += bias.to(tl.float32)[None, :]
+    return acc
+
+
+@triton.jit
+def logits_kernel(
+    x_desc,  # [n, D]
+    w_desc,  # [V, D]
+    out_desc,  # [n, V], blocks of N_BLOCK × V_BLOCK/2
+    bias_ptr,
+    target_ptr,
+    target_logit_ptr,
+    class_weight_ptr,
+    max_ptr,
+    total_ptr,
+    sum_ptr,
+    moment_ptr,
+    best_ptr,
+    n,
+    hidden,
+    vocab,
+    scale,
+    softcap,
+    N_BLOCK: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    STORE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_CLASS_WEIGHT: tl.constexpr,
+    WANT_SUM: tl.constexpr,
+    WANT_MEAN: tl.constexpr,
+    WANT_PREDICTION: tl.constexpr,
+):
+    tiles_n = tl.cdiv(n, N_BLOCK)
+    tiles_v = tl.cdiv(vocab, V_BLOCK)
+    for tile in tl.range(tl.program_id(0), tiles_n * tiles_v, tl.num_programs(0), flatten=True):
+        tile_n, tile_v = tile_position(tile, tiles_n, tiles_v, GROUP)
+        row = tile_n * N_BLOCK
+        column = tile_v * V_BLOCK
+        acc = tile_logits(x_desc, w_desc, row, column, hidden, N_BLOCK, V_BLOCK, D_BLOCK)
+        raw0, raw1 = halves(acc, N_BLOCK, V_BLOCK)
+        columns0 = column + tl.arange(0, V_BLOCK // 2)
+        columns1 = columns0 + V_BLOCK // 2
+        raw0 = with_bias(raw0, bias_ptr, columns0, vocab, HAS_BIAS)
+        raw1 = with_bias(raw1, bias_ptr, columns1, vocab, HAS_BIAS)
+        if STORE:
+            rounded0 = raw0.to(out_desc.dtype)
+            out_desc.store([row, column], rounded0)
+            raw0 = rounded0.to(tl.float32)
+            rounded1 = raw1.to(out_desc.dtype)
+            out_desc.store([row, column + V_BLOCK // 2], rounded1)
+            raw1 = rounded1.to(tl.float32)
+        store_statistics(
+            raw0, raw1, columns0, columns1, row, tile_v, target_ptr, target_logit_ptr,
+            class_weight_ptr, max_ptr, total_ptr, sum_ptr, moment_ptr, best_ptr, n, vocab,
+            scale, softcap, N_BLOCK, HAS_SOFTCAP, HAS_CLASS_WEIGHT,
+            WANT_SUM, WANT_MEAN, WANT_PREDICTION,
+        )  # fmt: skip
+
+
+@triton.jit
+def slab_gradient_kernel(
+    x_desc,  # [n, D]
+    w_desc,  # [v, D], the slab's rows
+    out_desc,  # [n, v], blocks of N_BLOCK × V_BLOCK/2
+    bias_ptr,  # [v]
+    target_ptr,  # [n], global columns
+    lse_ptr,
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    e_ptr,
+    class_weight_ptr,  # [v]
+    n,
+    hidden,
+    width,  # v
+    first_column,
+    scale,
+    softcap,
+    N_BLOCK: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_C: tl.constexpr,
+    HAS_E: tl.constexpr,
+    HAS_CLASS_WEIGHT: tl.constexpr,
+):
+    tiles_n = tl.cdiv(n, N_BLOCK)
+    tiles_v = tl.cdiv(width, V_BLOCK)
+    for tile in tl.range(tl.program_id(0), tiles_n * tiles_v, tl.num_programs(0), flatten=True):
+        tile_n, tile_v = tile_position(tile, tiles_n, tiles_v, GROUP)
+        row = tile_n * N_BLOCK
+        acc = tile_logits(x_desc, w_desc, row, tile_v * V_BLOCK, hidden, N_BLOCK, V_BLOCK, D_BLOCK)
+        rows = row + tl.arange(0, N_BLOCK)
+        ok = rows < n
+        lse = tl.load(lse_ptr + rows, mask=ok, other=0.0)[:, None]
+        target = (tl.load(target_ptr + rows, mask=ok, other=-1) - first_column)[:, None]
+        a = tl.load(a_ptr + rows, mask=ok, other=0.0)[:, None]
+        b = tl.load(b_ptr + rows, mask=ok, other=0.0)[:, None]
+        c = 0.0
+        e = 0.0
+        if HAS_C:
+            c = tl.load(c_ptr + rows, mask=ok, other=0.0)[:, None]
+        if HAS_E:
+            e = tl.load(e_ptr + rows, mask=ok, other=0.0)[:, None]
+        raw0, raw1 = halves(acc, N_BLOCK, V_BLOCK)
+        columns = tile_v * V_BLOCK + tl.arange(0, V_BLOCK // 2)
+        raw0 = with_bias(raw0, bias_ptr, columns, width, HAS_BIAS)
+        gradient = gradient_of(
+            raw0, columns[None, :], lse, target, a, b, c, e, class_weight_ptr,
+            (columns < width)[None, :], scale, softcap,
+            HAS_SOFTCAP, HAS_C, HAS_E, HAS_CLASS_WEIGHT,
+        )  # fmt: skip
+        out_desc.store([row, tile_v * V_BLOCK], gradient.to(out_desc.dtype))
+        columns += V_BLOCK // 2
+        raw1 = with_bias(raw1, bias_ptr, columns, width, HAS_BIAS)
+        gradient = gradient_of(
+            raw1, columns[None, :], lse, target, a, b, c, e, class_weight_ptr,
+            (columns < width)[None, :], scale, softcap,
+            HAS_SOFTCAP, HAS_C, HAS_E, HAS_CLASS_WEIGHT,
+        )  # fmt: skip
+        out_desc.store([row, tile_v * V_BLOCK + V_BLOCK // 2], gradient.to(out_desc.dtype))

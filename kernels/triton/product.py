@@ -1,0 +1,118 @@
+"""Gradient GEMMs: dX = G·W and dW = Gᵀ·x, written once or accumulated over chunks.
+
+Algorithm: persistent tiles through tensor descriptors as in ``logits``. The accumulator between
+chunks is one of
+
+- float32: 4 bytes an element, read and written per chunk;
+- split24: the upper 16 bits of the float32 value in the output tensor itself and the next 8 in
+  one byte beside it. 17 bits of significand lose nothing that rounding to bfloat16 keeps
+  (relative error 2⁻¹⁷ per chunk against 2⁻⁹ at the end), at 3 bytes an element, only one of
+  them extra;
+- the output's own dtype: 2 bytes, rounded per chunk; asked for explicitly.
+
+The last chunk's epilogue rounds to nearest even into the output, so no cast pass follows.
+FLOPs 2·M·N·K. Bytes beyond the operands, per chunk and element: 8, 6 or 4.
+"""
+
+import triton
+import triton.language as tl
+
+from flce_tune.kernels.triton.logits import halves, tile_position
+
+
+@triton.jit
+def widen(high, low):
+    """The float32 whose upper 16 bits are ``high`` (bfloat16) and whose next 8 are ``low``."""
+    bits = high.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
+    return (bits | (low.to(tl.uint32) << 8)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def narrow(value):
+    """Upper 16 bits as bfloat16 and next 8 as a byte, rounded to nearest at the 24th bit.
+
+    Infinities and NaNs keep their class: the rounding carry is not added to an all-ones exponent.
+    """
+    bits = value.to(tl.uint32, bitcast=True)
+    special = (bits & 0x7F800000) == 0x7F800000
+    bits = tl.where(special, bits, bits + 0x80)
+    high = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return high, ((bits >> 8) & 0xFF).to(tl.uint8)
+
+
+@triton.jit
+def store_part(
+    part, out_ptr, extra_ptr, rows, columns, m, n, out_stride, extra_stride,
+    ACCUMULATOR: tl.constexpr, PRIOR: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """Add what earlier chunks left, if any, and store in the accumulator's form."""
+    ok = (rows < m)[:, None] & (columns < n)[None, :]
+    out = out_ptr + rows[:, None].to(tl.int64) * out_stride + columns[None, :]
+    extra = extra_ptr + rows[:, None].to(tl.int64) * extra_stride + columns[None, :]
+    if PRIOR:
+        if ACCUMULATOR == "fp32":
+            part += tl.load(extra, mask=ok, other=0.0)
+        elif ACCUMULATOR == "split24":
+            high = tl.load(out, mask=ok, other=0.0)
+            part += widen(high, tl.load(extra, mask=ok, other=0))
+        else:
+            part += tl.load(out, mask=ok, other=0.0).to(tl.float32)
+    if LAST or ACCUMULATOR == "weight_dtype":
+        tl.store(out, part.to(out_ptr.dtype.element_ty), mask=ok)
+    elif ACCUMULATOR == "fp32":
+        tl.store(extra, part, mask=ok)
+    else:
+        high, low = narrow(part)
+        tl.store(out, high, mask=ok)
+        tl.store(extra, low, mask=ok)
+
+
+@triton.jit
+def product_kernel(
+    a_desc,  # [m, k], or [k, m] if TRANSPOSED
+    b_desc,  # [k, n]
+    out_desc,  # [m, n], blocks of M_BLOCK × N_BLOCK/2; used where nothing was there before
+    out_ptr,
+    extra_ptr,  # float32 or uint8 accumulator beside the output, or unused
+    m,
+    n,
+    k,
+    out_stride,
+    extra_stride,
+    M_BLOCK: tl.constexpr,
+    N_BLOCK: tl.constexpr,
+    K_BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    ACCUMULATOR: tl.constexpr,
+    PRIOR: tl.constexpr,
+    LAST: tl.constexpr,
+):
+    tiles_m = tl.cdiv(m, M_BLOCK)
+    tiles_n = tl.cdiv(n, N_BLOCK)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
+        tile_m, tile_n = tile_position(tile, tiles_m, tiles_n, GROUP)
+        row = tile_m * M_BLOCK
+        column = tile_n * N_BLOCK
+        acc = tl.zeros([M_BLOCK, N_BLOCK], tl.float32)
+        for i in range(0, k, K_BLOCK):
+            if TRANSPOSED:
+                a = a_desc.load([i, row]).T
+            else:
+                a = a_desc.load([row, i])
+            acc = tl.dot(a, b_desc.load([i, column]), acc)
+        left, right = halves(acc, M_BLOCK, N_BLOCK)
+        if LAST and not PRIOR:
+            out_desc.store([row, column], left.to(out_desc.dtype))
+            out_desc.store([row, column + N_BLOCK // 2], right.to(out_desc.dtype))
+        else:
+            rows = row + tl.arange(0, M_BLOCK)
+            columns = column + tl.arange(0, N_BLOCK // 2)
+            store_part(
+                left, out_ptr, extra_ptr, rows, columns, m, n, out_stride, extra_stride,
+                ACCUMULATOR, PRIOR, LAST,
+            )  # fmt: skip
+            store_part(
+                right, out_ptr, extra_ptr, rows, columns + N_BLOCK // 2, m, n, out_stride,
+                extra_stride, ACCUMULATOR, PRIOR, LAST,
+            )  # fmt: skip

@@ -1,0 +1,258 @@
+"""Row kernels: statistics of stored logits, merging of tile statistics, gradient in place.
+
+Algorithm: one online pass (Milakov and Gimelshein, 2018, arXiv:1805.02867) keeps the running
+maximum m and l = Σ exp(z - m); a second kernel writes G over the logits. Numerics: m starts at
+-inf and a row that is still all -inf rescales by 1, not by exp(-inf + inf); columns past V are
+-inf and never enter a sum; statistics are float32. Bytes: 2 read for statistics and 2 read,
+2 written for the gradient, per 16-bit logit; with tile statistics from the GEMM's epilogue the
+first read falls away. Row offsets are 64-bit.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scaled(raw, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    """z = cap·tanh(scale·a / cap), with tanh by exp so that it runs everywhere."""
+    z = raw * scale
+    if HAS_SOFTCAP:
+        u = tl.exp(-2.0 * tl.abs(z / softcap))
+        t = (1.0 - u) / (1.0 + u)
+        z = softcap * tl.where(z < 0, -t, t)
+    return z
+
+
+@triton.jit
+def finite_or_zero(m):
+    """Keep m, but 0 where it is -inf: the reference point of a sum that is still empty."""
+    return tl.where(m == float("-inf"), 0.0, m)
+
+
+@triton.jit
+def statistics_kernel(
+    raw_ptr,  # [n, V]
+    row_stride,
+    target_ptr,  # [n] int64
+    class_weight_ptr,  # [V] or unused
+    lse_ptr,  # [n] float32, like all outputs but the prediction
+    target_logit_ptr,
+    logit_sum_ptr,
+    mean_logit_ptr,
+    prediction_ptr,  # int64
+    vocab,
+    scale,
+    softcap,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_CLASS_WEIGHT: tl.constexpr,
+    WANT_SUM: tl.constexpr,
+    WANT_MEAN: tl.constexpr,
+    WANT_PREDICTION: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    raw_ptr += row * row_stride
+    lanes = tl.arange(0, BLOCK)
+    m = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    weighted = tl.zeros([BLOCK], tl.float32)
+    moment = tl.zeros([BLOCK], tl.float32)
+    best = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, vocab, BLOCK):
+        columns = start + lanes
+        inside = columns < vocab
+        raw = tl.load(raw_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+        z = scaled(raw, scale, softcap, HAS_SOFTCAP)
+        if WANT_SUM:
+            w = 1.0
+            if HAS_CLASS_WEIGHT:
+                w = tl.load(class_weight_ptr + columns, mask=inside, other=0.0)
+            weighted += tl.where(inside, z * w, 0.0)
+        z = tl.where(inside, z, float("-inf"))
+        if WANT_PREDICTION:
+            best = tl.where(z > m, columns, best)
+        new_m = tl.maximum(m, z, propagate_nan=tl.PropagateNan.ALL)
+        reference = finite_or_zero(new_m)
+        decay = tl.exp(m - reference)
+        e = tl.exp(z - reference)
+        total = total * decay + e
+        if WANT_MEAN:
+            moment = moment * decay + tl.where(e == 0, 0.0, e * z)
+        m = new_m
+    row_m = tl.max(m, axis=0)
+    share = tl.exp(m - finite_or_zero(row_m))
+    row_total = tl.sum(total * share, axis=0)
+    tl.store(lse_ptr + row, finite_or_zero(row_m) + tl.log(row_total))
+    if WANT_SUM:
+        tl.store(logit_sum_ptr + row, tl.sum(weighted, axis=0))
+    if WANT_MEAN:
+        tl.store(mean_logit_ptr + row, tl.sum(moment * share, axis=0) / row_total)
+    if WANT_PREDICTION:
+        first = tl.min(tl.where(m == row_m, best, 2147483647), axis=0)
+        tl.store(prediction_ptr + row, first.to(tl.int64))
+    target = tl.load(target_ptr + row)
+    known = (target >= 0) & (target < vocab)
+    picked = tl.load(raw_ptr + tl.where(known, target, 0)).to(tl.float32)
+    picked = scaled(picked, scale, softcap, HAS_SOFTCAP)
+    tl.store(target_logit_ptr + row, tl.where(known, picked, float("nan")))
+
+
+@triton.jit
+def merge_kernel(
+    tile_max_ptr,  # [T, n] float32: per tile of the vocabulary
+    tile_total_ptr,  # [T, n] Σ exp(z - tile max)
+    tile_sum_ptr,  # [T, n] Σ w·z
+    tile_moment_ptr,  # [T, n] Σ exp(z - tile max)·z
+    tile_best_ptr,  # [T, n] int32, first column of the tile's maximum
+    lse_ptr,
+    logit_sum_ptr,
+    mean_logit_ptr,
+    prediction_ptr,
+    target_ptr,
+    target_logit_ptr,  # [n], written by the tiles; poisoned here where no tile owns the label
+    n,
+    tiles,
+    vocab,
+    WANT_SUM: tl.constexpr,
+    WANT_MEAN: tl.constexpr,
+    WANT_PREDICTION: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    lanes = tl.arange(0, TILES)
+    row_ok = rows < n
+    m = tl.full([TILES, ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([TILES, ROWS], tl.float32)
+    weighted = tl.zeros([TILES, ROWS], tl.float32)
+    moment = tl.zeros([TILES, ROWS], tl.float32)
+    best = tl.zeros([TILES, ROWS], tl.int32)
+    for start in range(0, tiles, TILES):
+        tile = start + lanes
+        offsets = tile[:, None].to(tl.int64) * n + rows[None, :]
+        ok = (tile < tiles)[:, None] & row_ok[None, :]
+        tile_m = tl.load(tile_max_ptr + offsets, mask=ok, other=float("-inf"))
+        tile_total = tl.load(tile_total_ptr + offsets, mask=ok, other=0.0)
+        if WANT_PREDICTION:
+            column = tl.load(tile_best_ptr + offsets, mask=ok, other=0)
+            best = tl.where(tile_m > m, column, best)
+        new_m = tl.maximum(m, tile_m, propagate_nan=tl.PropagateNan.ALL)
+        reference = finite_or_zero(new_m)
+        decay = tl.exp(m - reference)
+        rise = tl.exp(tile_m - reference)
+        total = total * decay + tile_total * rise
+        if WANT_MEAN:
+            tile_moment = tl.load(tile_moment_ptr + offsets, mask=ok, other=0.0)
+            moment = moment * decay + tile_moment * rise
+        if WANT_SUM:
+            weighted += tl.load(tile_sum_ptr + offsets, mask=ok, other=0.0)
+        m = new_m
+    row_m = tl.max(m, axis=0)
+    share = tl.exp(m - finite_or_zero(row_m)[None, :])
+    row_total = tl.sum(total * share, axis=0)
+    tl.store(lse_ptr + rows, finite_or_zero(row_m) + tl.log(row_total), mask=row_ok)
+    if WANT_SUM:
+        tl.store(logit_sum_ptr + rows, tl.sum(weighted, axis=0), mask=row_ok)
+    if WANT_MEAN:
+        tl.store(mean_logit_ptr + rows, tl.sum(moment * share, axis=0) / row_total, mask=row_ok)
+    if WANT_PREDICTION:
+        first = tl.min(tl.where(m == row_m[None, :], best, 2147483647), axis=0)
+        tl.store(prediction_ptr + rows, first.to(tl.int64), mask=row_ok)
+    target = tl.load(target_ptr + rows, mask=row_ok, other=0)
+    unknown = (target < 0) | (target >= vocab)
+    tl.store(
+        target_logit_ptr + rows, float("nan") + tl.zeros([ROWS], tl.float32), mask=row_ok & unknown
+    )
+
+
+@triton.jit
+def gradient_of(
+    raw,  # float32 raw logits
+    columns,  # global column of each
+    lse,
+    target,
+    a,
+    b,
+    c,
+    e,
+    class_weight_ptr,
+    inside,
+    scale,
+    softcap,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_C: tl.constexpr,
+    HAS_E: tl.constexpr,
+    HAS_CLASS_WEIGHT: tl.constexpr,
+):
+    """G·dz/da = (p·(A + C·z) - B·[c = y] - E·w_c)·dz/da; rows with no coefficient give 0."""
+    z = scaled(raw, scale, softcap, HAS_SOFTCAP)
+    weight = a
+    active = (a != 0) | (b != 0)
+    if HAS_C:
+        weight = a + c * tl.where(z == float("-inf"), 0.0, z)
+        active = active | (c != 0)
+    gradient = tl.exp(z - lse) * weight - tl.where(columns == target, b, 0.0)
+    if HAS_E:
+        active = active | (e != 0)
+        if HAS_CLASS_WEIGHT:
+            gradient -= e * tl.load(class_weight_ptr + columns, mask=inside, other=0.0)
+        else:
+            gradient -= e
+    gradient *= scale
+    if HAS_SOFTCAP:
+        ratio = z / softcap
+        gradient *= 1.0 - ratio * ratio
+    return tl.where(active, gradient, 0.0)
+
+
+@triton.jit
+def gradient_kernel(
+    raw_ptr,  # [n, v], overwritten
+    row_stride,
+    lse_ptr,  # [n]
+    target_ptr,  # [n]
+    a_ptr,  # [n]
+    b_ptr,
+    c_ptr,
+    e_ptr,
+    class_weight_ptr,  # [V] or unused
+    first_column,
+    width,
+    scale,
+    softcap,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_C: tl.constexpr,
+    HAS_E: tl.constexpr,
+    HAS_CLASS_WEIGHT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    local = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = local < width
+    places = raw_ptr + row * row_stride + local
+    raw = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+    c = 0.0
+    e = 0.0
+    if HAS_C:
+        c = tl.load(c_ptr + row)
+    if HAS_E:
+        e = tl.load(e_ptr + row)
+    gradient = gradient_of(
+        raw,
+        first_column + local,
+        tl.load(lse_ptr + row),
+        tl.load(target_ptr + row),
+        tl.load(a_ptr + row),
+        tl.load(b_ptr + row),
+        c,
+        e,
+        class_weight_ptr,
+        inside,
+        scale,
+        softcap,
+        HAS_SOFTCAP,
+        HAS_C,
+        HAS_E,
+        HAS_CLASS_WEIGHT,
+    )
+    tl.store(places, gradient.to(raw_ptr.dtype.element_ty), mask=inside)
