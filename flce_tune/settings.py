@@ -15,10 +15,12 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 class Settings(BaseSettings):
     """What the environment says."""
 
-    model_config = SettingsConfigDict(env_prefix="FLCE_TUNE_", extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="FLCE_TUNE_", env_ignore_empty=True, extra="ignore"
+    )
 
     db: str | None = None
-    """A path or SQLAlchemy URL of the tuning database; None: a SQLite file in the user data directory."""
+    """A path or SQLAlchemy URL of the tuning database; None: a file in the user data directory."""
     url: str | None = None
     """Base URL of a service to fetch the snapshot from."""
     token: str | None = None
@@ -39,7 +41,23 @@ class Settings(BaseSettings):
             path = Path(self.db).expanduser()
         return f"sqlite:///{path}"
 
+    @property
+    def database_path(self) -> Path | None:
+        """The file of a SQLite database; None if it is another kind, or in memory."""
+        scheme, _, rest = self.database_url.partition("://")
+        name = rest.partition("?")[0].removeprefix("/")
+        return Path(name) if scheme.partition("+")[0] == "sqlite" and name else None
+
+    @property
+    def cache_path(self) -> Path:
+        """The folder downloaded snapshots are kept in. Nothing is created."""
+        return self.cache_dir or Path(platformdirs.user_cache_dir("flce-tune"))
+
 
 def load() -> Settings:
-    """Read the environment now."""
+    """Read the environment now.
+
+    Raises:
+        ValueError: a variable holds something else than its field accepts.
+    """
     return Settings()
