@@ -1,0 +1,73 @@
+"""The service: ``create_app`` builds it, ``run`` serves it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import anyio.to_thread
+import uvicorn
+from fastapi import FastAPI
+from starlette.staticfiles import StaticFiles
+
+from flce_tune.service import errors, openapi
+from flce_tune.service.lookup import Lookup
+from flce_tune.service.routes import dashboard, health, jobs, results, snapshots
+from flce_tune.service.runner import JobRunner
+from flce_tune.service.settings import ServiceSettings
+from flce_tune.tuning_db.store import Store
+from flce_tune.version import __version__
+
+
+def create_app(settings: ServiceSettings) -> FastAPI:
+    """Build the application. The database is opened and jobs are taken once it starts up."""
+    app = FastAPI(
+        title="flce-tune",
+        version=__version__,
+        summary="Tuned configs for fused linear cross-entropy, per GPU and problem.",
+        lifespan=_lifespan,
+        redoc_url=None,
+        max_body_size=settings.max_body_bytes,
+    )
+    app.state.settings = settings
+    errors.install(app)
+    for module in (health, jobs, results, snapshots, dashboard):
+        app.include_router(module.router)
+    app.mount("/static", StaticFiles(packages=[(__package__, "static")]), name="static")
+    openapi.install(app)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    settings: ServiceSettings = app.state.settings
+    store = await anyio.to_thread.run_sync(Store.open, settings.database_url)
+    lookup = Lookup(store)
+    runner = JobRunner(store, settings, on_finished=lookup.forget) if settings.run_jobs else None
+    app.state.store = store
+    app.state.lookup = lookup
+    app.state.runner = runner
+    if runner is not None:
+        runner.start()
+    try:
+        yield
+    finally:
+        if runner is not None:
+            await anyio.to_thread.run_sync(runner.stop)
+        await anyio.to_thread.run_sync(store.close)
+
+
+def run(settings: ServiceSettings) -> None:
+    """Serve until SIGINT or SIGTERM; a running job is given back to the queue.
+
+    Raises:
+        StoreError: the database cannot be used; raised before anything listens.
+    """
+    Store.open(settings.database_url).close()
+    uvicorn.run(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+    )

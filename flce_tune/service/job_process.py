@@ -1,0 +1,235 @@
+"""One job, run in a process of its own.
+
+GPU work, crashes and running out of memory stay in there. The process dies with the one that
+started it: the pipe between them breaks, and it kills itself with all its workers, so that a
+job which another service takes over is never run twice at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from flce_tune.errors import FlceTuneError
+from flce_tune.kernels.config import Config
+from flce_tune.kernels.problem import Problem
+from flce_tune.service.schemas import JobSpec
+from flce_tune.sweep.events import Stage, SweepEvents, SweepOptions, SweepReport
+from flce_tune.sweep.sweep import sweep
+from flce_tune.tuning_db.records import Job, JobState, Measurement, Winner
+from flce_tune.tuning_db.store import Store
+
+EXIT_SECONDS = 5.0  # a process that has told its outcome gets this long to exit
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the process ended; ``state`` is None if it was told to stop and did."""
+
+    state: JobState | None
+    message: str = ""
+
+
+class JobProcess:
+    """A running job, seen from the process that started it. For use by one thread."""
+
+    def __init__(self, database_url: str, job: Job) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_main,
+            args=(database_url, job.id, dict(job.spec), theirs),
+            name=f"flce-tune job {job.id}",
+        )
+        self._process.start()
+        theirs.close()
+        self._outcome: Outcome | None = None
+        self._kill_at: float | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the process, which also leads its own process group."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def wait(self, seconds: float) -> Outcome | None:
+        """Wait for the end, ``seconds`` at most. None: still running."""
+        ready = wait([self._connection, self._process.sentinel], timeout=seconds)
+        if self._connection in ready:
+            self._receive()
+        if self._outcome is not None:
+            self._process.join(EXIT_SECONDS)
+        elif self._process.is_alive():
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self.kill()
+            return None
+        self._receive()
+        self.kill()
+        self._connection.close()
+        return self._outcome or self._died()
+
+    def stop(self, grace_seconds: float) -> None:
+        """Ask the sweep to end after the running config; kill it once the grace is over."""
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + grace_seconds
+            try:
+                self._connection.send("stop")
+            except OSError:
+                log.debug("job process %d had already closed its pipe", self.pid)
+
+    def kill(self) -> None:
+        """End the process and all its workers now."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            # It has not come to lead its group yet, or has already gone.
+            self._process.kill()
+        self._process.join()
+
+    def _receive(self) -> None:
+        try:
+            if self._outcome is None and self._connection.poll():
+                self._outcome = self._connection.recv()
+        except EOFError:
+            log.debug("job process %d closed its pipe", self.pid)
+
+    def _died(self) -> Outcome:
+        if self._kill_at is not None:
+            return Outcome(None, "killed, because it did not stop in time")
+        code = self._process.exitcode or 0
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return Outcome(JobState.FAILED, f"the sweep's process ended {how}")
+
+
+class JobEvents(SweepEvents):
+    """Writes what a sweep reports as events of its job."""
+
+    def __init__(self, store: Store, job_id: str) -> None:
+        self._store = store
+        self._job_id = job_id
+
+    def on_start(self, problem: Problem, total: int) -> None:
+        """Say which problem is being swept."""
+        self._add("progress", problem=asdict(problem), done=0, total=total)
+
+    def on_stage(self, stage: Stage, total: int) -> None:
+        """Say which stage the problem is in."""
+        self._add("progress", stage=stage, done=0, total=total)
+
+    def on_measurement(self, measurement: Measurement, done: int, total: int) -> None:
+        """Say how one config fared."""
+        self._add(
+            "measurement",
+            done=done,
+            total=total,
+            config=str(Config.from_dict(measurement.config)),
+            status=measurement.status.value,
+            median_ms=measurement.median_ms,
+            message=measurement.message,
+        )
+
+    def on_winners(self, winners: Sequence[Winner]) -> None:
+        """Say what won."""
+        self._add(
+            "winners",
+            winners=[
+                {
+                    "config": dict(winner.measurement.config),
+                    "median_ms": winner.measurement.median_ms,
+                    "workspace_bytes": winner.measurement.workspace_bytes,
+                    "default_ms": winner.default_ms,
+                    "eager_ms": winner.eager_ms,
+                }
+                for winner in winners
+            ],
+        )
+
+    def _add(self, kind: str, **data: object) -> None:
+        self._store.add_event(self._job_id, kind, data)
+
+
+def _main(database_url: str, job_id: str, spec: dict[str, Any], connection: Connection) -> None:
+    os.setsid()  # a group to be killed as one, and no Ctrl-C from the service's terminal
+    stop = threading.Event()
+    threading.Thread(target=_obey, args=(connection, stop), daemon=True).start()
+    connection.send(_run(database_url, job_id, spec, stop))
+
+
+def _obey(connection: Connection, stop: threading.Event) -> None:
+    try:
+        while True:
+            connection.recv()
+            stop.set()
+    except (EOFError, OSError):
+        os.killpg(0, signal.SIGKILL)
+
+
+def _run(
+    database_url: str, job_id: str, raw_spec: dict[str, Any], stop: threading.Event
+) -> Outcome:
+    """Run the sweep. Isolates: whatever it raises becomes the outcome."""
+    try:
+        spec = JobSpec.model_validate(raw_spec)
+        with Store.open(database_url, create=False) as store:
+            report = sweep(
+                [problem.problem() for problem in spec.problems],
+                store,
+                torch_device(spec.device),
+                sweep_options(spec),
+                events=JobEvents(store, job_id),
+                should_stop=stop.is_set,
+            )
+    except FlceTuneError as error:
+        return Outcome(JobState.FAILED, str(error))
+    except Exception as error:
+        log.exception("job %s failed", job_id)
+        return Outcome(JobState.FAILED, f"{type(error).__name__}: {error}")
+    return _judge(report)
+
+
+def _judge(report: SweepReport) -> Outcome:
+    """A sweep that found nothing at all raises; here some problems may lack winners."""
+    if report.interrupted:
+        return Outcome(None)
+    errors = [f"{_describe(p.problem)}: {p.error}" for p in report.problems if p.error is not None]
+    return Outcome(JobState.SUCCEEDED, "; ".join(errors))
+
+
+def _describe(problem: Problem) -> str:
+    return f"N={problem.tokens} D={problem.hidden} V={problem.vocab} {problem.dtype} {problem.mode}"
+
+
+def sweep_options(spec: JobSpec) -> SweepOptions:
+    """As the sweep takes them."""
+    options = spec.options.model_dump()
+    if options["strategies"] is not None:
+        options["strategies"] = tuple(options["strategies"])
+    return SweepOptions(**options)
+
+
+def torch_device(name: str) -> torch.device:
+    """Resolve a job's device on this machine.
+
+    Raises:
+        FlceTuneError: there is no such GPU here.
+    """
+    count = torch.cuda.device_count()
+    if name == "cpu" or (name == "auto" and count == 0):
+        return torch.device("cpu")
+    device = torch.device("cuda" if name == "auto" else name)
+    index = device.index or 0
+    if index >= count:
+        raise FlceTuneError(f"no device {name} here: this machine has {count} CUDA GPU(s)")
+    return torch.device("cuda", index)

@@ -1,0 +1,152 @@
+"""Tuning jobs: submit, list, inspect, cancel, follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated
+from uuid import UUID
+
+import anyio
+import anyio.to_thread
+from fastapi import APIRouter, Header, Query, Response
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from flce_tune.errors import UnknownStrategyError
+from flce_tune.kernels import strategies
+from flce_tune.service.auth import Writer
+from flce_tune.service.dependencies import SettingsDep, StoreDep
+from flce_tune.service.errors import ApiError, invalid, not_found, responses
+from flce_tune.service.lookup import preset_of
+from flce_tune.service.schemas import JobRequest, JobSpec, JobView, Page, ProblemSpec
+from flce_tune.sweep.presets import problems_for
+from flce_tune.tuning_db.records import Job, JobEvent, JobState
+from flce_tune.tuning_db.store import Store
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+EventId = Annotated[int, Header(alias="Last-Event-ID", ge=0, le=2**63 - 1)]
+
+
+@router.post(
+    "",
+    status_code=202,
+    dependencies=[Writer],
+    responses=responses(401, 409, 413, 422, 503)
+    | {202: {"headers": {"Location": {"schema": {"type": "string"}}}}},
+)
+def submit(
+    body: JobRequest,
+    store: StoreDep,
+    response: Response,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
+) -> JobView:
+    """Queue a job. The same Idempotency-Key again answers with the job it made the first time."""
+    spec = _spec(body).model_dump(mode="json")
+    job = store.submit_job(spec, priority=body.priority, idempotency_key=idempotency_key)
+    if job.spec != spec:
+        raise ApiError(
+            409,
+            "idempotency-key-reused",
+            f"this Idempotency-Key belongs to job {job.id}, which asks for something else: "
+            "use a new key for a new job",
+        )
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return JobView.of(job)
+
+
+@router.get("", responses=responses(422, 503))
+def list_jobs(
+    store: StoreDep,
+    state: Annotated[list[JobState] | None, Query(description="any of these")] = None,
+    cursor: Annotated[UUID | None, Query(description="'next' of the page before")] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> Page[JobView]:
+    """List jobs, newest first."""
+    before = None if cursor is None else str(cursor)
+    if before is not None and store.job(before) is None:
+        raise invalid(f"no job {before}: a cursor is the 'next' of an earlier page")
+    found = store.jobs(states=state, before=before, limit=limit + 1)
+    return Page(
+        items=[JobView.of(job) for job in found[:limit]],
+        next=found[limit - 1].id if len(found) > limit else None,
+    )
+
+
+@router.get("/{job_id}", responses=responses(404, 422, 503))
+def inspect(job_id: UUID, store: StoreDep) -> JobView:
+    """Say how far a job is."""
+    return JobView.of(_job(store, job_id))
+
+
+@router.post(
+    "/{job_id}/cancel",
+    status_code=202,
+    dependencies=[Writer],
+    responses=responses(401, 404, 409, 422, 503),
+)
+def cancel(job_id: UUID, store: StoreDep) -> JobView:
+    """Cancel a job: a queued one at once, a running one as soon as its worker has stopped."""
+    _job(store, job_id)
+    store.request_cancel(str(job_id))
+    job = _job(store, job_id)
+    if job.state in (JobState.SUCCEEDED, JobState.FAILED):
+        raise ApiError(409, "job-finished", f"job {job.id} has already {job.state.value}")
+    return JobView.of(job)
+
+
+@router.get(
+    "/{job_id}/events",
+    response_class=EventSourceResponse,
+    responses=responses(404, 422, 503)
+    | {200: {"description": "one event per change, until the job has ended"}},
+)
+async def follow(
+    job_id: UUID, store: StoreDep, settings: SettingsDep, last_event_id: EventId = 0
+) -> EventSourceResponse:
+    """Follow a job live. Send the last event's id as Last-Event-ID to resume where you were."""
+    await anyio.to_thread.run_sync(_job, store, job_id)
+    events = _events(store, str(job_id), last_event_id, settings.poll_seconds)
+    return EventSourceResponse(events, ping=15)
+
+
+async def _events(
+    store: Store, job_id: str, after: int, poll_seconds: float
+) -> AsyncIterator[ServerSentEvent]:
+    while True:
+        # The state is read before the events: what a finished job wrote last is not missed.
+        job = await anyio.to_thread.run_sync(store.job, job_id)
+        events = await anyio.to_thread.run_sync(store.events, job_id, after)
+        for event in events:
+            after = event.id
+            yield _server_sent(event)
+        if not events and (job is None or job.state.final):
+            return
+        if not events:
+            await anyio.sleep(poll_seconds)
+
+
+def _server_sent(event: JobEvent) -> ServerSentEvent:
+    data = {"created_at": event.created_at.isoformat(), **event.data}
+    return ServerSentEvent(data=json.dumps(data), event=event.kind, id=str(event.id))
+
+
+def _job(store: Store, job_id: UUID) -> Job:
+    job = store.job(str(job_id))
+    if job is None:
+        raise not_found("unknown-job", f"no job {job_id}")
+    return job
+
+
+def _spec(body: JobRequest) -> JobSpec:
+    try:
+        for name in body.options.strategies or ():
+            strategies.get(name)
+    except UnknownStrategyError as error:
+        raise invalid(str(error)) from error
+    problems = body.problems
+    if body.preset is not None:
+        preset = preset_of(body.preset)
+        found = problems_for(preset, body.tokens, body.dtype, body.mode)
+        problems = [ProblemSpec.of(problem) for problem in found]
+    return JobSpec(device=body.device, problems=problems, options=body.options, preset=body.preset)
