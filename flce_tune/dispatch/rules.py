@@ -10,11 +10,11 @@ on; the first config that is valid here and fits the workspace limit is taken:
 5. **same architecture**: another device of the same compute capability, measured or shipped.
 6. **default**: chosen by analysis alone.
 
-What may differ: nothing in mode, dtype, accumulate and architecture, ever. The stored features
-may be a part of the wanted ones, because a config that is fast without a bias is a good guess with
-one, while the reverse could choose an algorithm for a reason that is not there. The distance of two
-problems is the sum of |log2| of the ratios of their N buckets, D and V, plus one for each missing
-feature. Further than MAX_RATIO on any axis, a winner says less than the analysis of the default.
+What may differ: nothing in mode, dtype, accumulate, per_token and architecture, ever. Of the other
+features the stored problem may lack some: a config that is fast without a bias is a good guess with
+one. It may have none that are not wanted. The distance of two problems is the sum of |log2| of the
+ratios of their N buckets, D and V, plus one for each missing feature. Further than MAX_RATIO on any
+axis, a winner says less than the analysis of the default.
 
 A choice is made for the upper end of the problem's bucket, so that it holds for every N in it.
 """
@@ -230,6 +230,7 @@ def comparable(stored: ProblemRecord, wanted: ProblemRecord) -> bool:
         (stored.mode, stored.dtype, stored.accumulate)
         == (wanted.mode, wanted.dtype, wanted.accumulate)
         and set(stored.features) <= set(wanted.features)
+        and ("per_token" in stored.features) == ("per_token" in wanted.features)
         and max(_log_ratios(stored, wanted)) <= math.log2(MAX_RATIO)
     )
 
