@@ -1,0 +1,185 @@
+"""Checks and preparation of the op's arguments; every refusal names the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flce_tune.errors import TargetOutOfRangeError
+from flce_tune.kernels.limits import ALIGNMENT
+from flce_tune.kernels.loss import statistics_dtype, valid_rows
+from flce_tune.kernels.problem import DTYPE_NAMES, FEATURES, Accumulate, Mode, Problem
+from flce_tune.kernels.strategies.base import Inputs, LossSpec, Wanted
+
+REDUCTIONS = ("mean", "sum", "none")
+ACCUMULATE = ("fp32", "weight_dtype")
+OUTPUTS = ("lse", "token_loss", "entropy", "prediction", "accuracy", "z_loss")
+
+
+def check_tensors(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    token_weight: Tensor | None,
+) -> None:
+    """Check types, shapes, dtypes and devices.
+
+    Raises:
+        TypeError: not a tensor, or a dtype that is not accepted.
+        ValueError: a shape or a device that does not fit.
+    """
+    given = {"x": x, "weight": weight, "target": target}
+    optional = {"bias": bias, "class_weight": class_weight, "token_weight": token_weight}
+    given |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.device != x.device:
+            raise ValueError(f"{name} is on {tensor.device}, x is on {x.device}: move one of them")
+        if name == "target":
+            if tensor.dtype not in (torch.int64, torch.int32):
+                raise TypeError(f"target must be int64 or int32, got {tensor.dtype}")
+        elif tensor.dtype not in DTYPE_NAMES:
+            raise TypeError(f"{name} must be one of {sorted(DTYPE_NAMES.values())}, "
+                            f"got {tensor.dtype}")  # fmt: skip
+    if weight.dim() != 2:
+        hint = _unmaterialised(weight)
+        raise ValueError(f"weight must be [V, D], got shape {tuple(weight.shape)}{hint}")
+    vocab, hidden = weight.shape
+    if weight.numel() == 0 or hasattr(weight, "ds_id"):
+        if weight.numel() == 0:
+            raise ValueError(
+                f"weight is empty, shape {tuple(weight.shape)}{_unmaterialised(weight)}"
+            )
+    if x.dim() < 1 or x.shape[-1] != hidden:
+        raise ValueError(
+            f"x must be [..., D] with D = {hidden} as in weight {tuple(weight.shape)}, "
+            f"got {tuple(x.shape)}"
+        )
+    _require_shape("target", target, tuple(x.shape[:-1]), "x without its last dimension")
+    _require_shape("bias", bias, (vocab,), "[V]")
+    _require_shape("class_weight", class_weight, (vocab,), "[V]")
+    _require_shape("token_weight", token_weight, tuple(target.shape), "target's shape")
+    if class_weight is not None and class_weight.requires_grad:
+        raise ValueError("class_weight must not require grad: its gradient is not computed")
+
+
+def _require_shape(name: str, tensor: Tensor | None, shape: tuple[int, ...], rule: str) -> None:
+    if tensor is not None and tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape} ({rule}), got {tuple(tensor.shape)}")
+
+
+def _unmaterialised(weight: Tensor) -> str:
+    if weight.numel() == 0 or weight.dim() == 1:
+        return (
+            ": a partitioned parameter (ZeRO-3, FSDP) must be gathered before the call, "
+            "for example with deepspeed.zero.GatheredParameters or FullyShardedDataParallel."
+            "summon_full_params"
+        )
+    return ""
+
+
+def check_loss(loss: LossSpec, reduction: str, accumulate: str, outputs: Sequence[str]) -> None:
+    """Check the options.
+
+    Raises:
+        ValueError: an option outside its range, naming what is accepted.
+    """
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {REDUCTIONS}, got {reduction!r}")
+    if accumulate not in ACCUMULATE:
+        raise ValueError(f"accumulate must be one of {ACCUMULATE}, got {accumulate!r}")
+    if not 0.0 <= loss.label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must be in [0, 1], got {loss.label_smoothing}")
+    if loss.softcap is not None and not loss.softcap > 0.0:
+        raise ValueError(f"softcap must be positive, or None for no cap, got {loss.softcap}")
+    if loss.z_loss < 0.0:
+        raise ValueError(f"z_loss must not be negative, got {loss.z_loss}")
+    if unknown := [name for name in outputs if name not in OUTPUTS]:
+        raise ValueError(f"outputs must be among {OUTPUTS}, got {unknown}")
+
+
+def check_target_range(target: Tensor, vocab: int, ignore_index: int) -> None:
+    """Look for labels outside [0, V); synchronises with a GPU.
+
+    Raises:
+        TargetOutOfRangeError: naming the first such label and V.
+    """
+    _, out_of_range = valid_rows(target, vocab, ignore_index)
+    if bool(out_of_range.any()):
+        place = int(out_of_range.nonzero()[0])
+        raise TargetOutOfRangeError(
+            f"target {int(target[place])} at position {place} is outside [0, {vocab}) "
+            f"and is not ignore_index ({ignore_index})"
+        )
+
+
+def compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """The GEMMs' dtype: autocast's where it is on, else the promotion of both inputs'."""
+    if torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, weight.dtype):
+        return torch.get_autocast_dtype(x.device.type)
+    return torch.promote_types(x.dtype, weight.dtype)
+
+
+def prepare(
+    x: Tensor,  # [N, D]
+    weight: Tensor,  # [V, D]
+    target: Tensor,  # [N]
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+) -> Inputs:
+    """Lay the tensors out as the strategies need them; copies only what does not fit."""
+    return Inputs(
+        x=_rows_aligned(x),
+        weight=_rows_aligned(weight),
+        target=target.contiguous(),
+        bias=None if bias is None else bias.contiguous(),
+        class_weight=(
+            None
+            if class_weight is None
+            else class_weight.to(statistics_dtype(x.dtype)).contiguous()
+        ),
+    )
+
+
+def _rows_aligned(tensor: Tensor) -> Tensor:
+    """Give the tensor unit last stride, rows that do not overlap, and aligned rows if it can."""
+    rows, width = tensor.shape
+    step = tensor.stride(0) * tensor.element_size()
+    fits = tensor.stride(1) == 1 and (rows == 1 or tensor.stride(0) >= width)
+    aligned = step % ALIGNMENT == 0 and tensor.data_ptr() % ALIGNMENT == 0
+    wanted = width * tensor.element_size() % ALIGNMENT == 0
+    if fits and (aligned or not wanted):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def problem_of(
+    inputs: Inputs, loss: LossSpec, wanted: Wanted, accumulate: Accumulate, *, per_token: bool
+) -> Problem:
+    """Describe a call."""
+    mode: Mode = "eval"
+    if wanted.dx or wanted.dw or wanted.db:
+        mode = "train" if wanted.dw else "train_frozen_weight"
+    present = {
+        "bias": inputs.bias is not None,
+        "softcap": loss.softcap is not None,
+        "label_smoothing": loss.label_smoothing > 0,
+        "class_weight": inputs.class_weight is not None,
+        "per_token": per_token and mode != "eval",
+        "statistics": wanted.entropy or wanted.prediction,
+    }
+    n, hidden = inputs.x.shape
+    return Problem(
+        tokens=n,
+        hidden=hidden,
+        vocab=inputs.weight.shape[0],
+        dtype=DTYPE_NAMES[inputs.x.dtype],
+        mode=mode,
+        accumulate=accumulate,
+        features=tuple(sorted(name for name in FEATURES if present[name])),
+    )

@@ -1,0 +1,209 @@
+"""The op for one upstream gradient per token, as a pair of ``torch.library`` custom ops.
+
+For ``reduction="none"`` and for a differentiable lse or entropy the upstream gradient is a
+vector nobody knows in the forward pass: it keeps the row statistics, and backward recomputes the
+logits and turns them into gradients for the coefficients that arrive.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flce_tune.kernels import loss as losses
+from flce_tune.kernels import selection, strategies
+from flce_tune.kernels.arguments import check_target_range, prepare, problem_of
+from flce_tune.kernels.config import Config
+from flce_tune.kernels.problem import describe_device
+from flce_tune.kernels.strategies.base import Gradients, LossSpec, Statistics, Wanted
+from flce_tune.kernels.strategies.common import gradient_dtype
+
+
+@torch.library.custom_op("flce_tune::row_loss", mutates_args=())
+def row_loss(
+    x: Tensor,  # [N, D]
+    weight: Tensor,  # [V, D]
+    target: Tensor,  # [N]
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    softcap: float | None,
+    logit_scale: float | None,
+    z_loss: float,
+    entropy: bool,
+    prediction: bool,
+    check_targets: bool,
+    accumulate: str,
+    workspace_limit: int | None,
+    config: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return token_loss, lse, entropy, prediction; each [N], the last two empty if not wanted."""
+    loss = LossSpec(ignore_index, label_smoothing, softcap, logit_scale, z_loss)
+    wanted = Wanted(entropy=entropy, prediction=prediction)
+    empty = x.new_empty(0)
+    if len(x) == 0:
+        none = x.new_empty(0, dtype=losses.statistics_dtype(x.dtype))
+        return none, none.clone(), none.clone() if entropy else empty, empty.long()
+    with torch.autocast(x.device.type, enabled=False):
+        if check_targets or x.device.type == "cpu":
+            check_target_range(target, weight.shape[0], ignore_index)
+        inputs = prepare(x, weight, target, bias, class_weight)
+        problem = problem_of(inputs, loss, wanted, accumulate, per_token=True)  # type: ignore[arg-type]
+
+        def work(chosen: Config) -> Statistics:
+            return strategies.get(chosen.strategy).evaluate(inputs, loss, wanted, chosen)
+
+        statistics = selection.run(
+            problem, describe_device(x.device), workspace_limit, config, work
+        )
+        return (
+            losses.row_losses(inputs, statistics, loss),
+            statistics.lse,
+            empty if statistics.mean_logit is None else statistics.lse - statistics.mean_logit,
+            empty.long() if statistics.prediction is None else statistics.prediction,
+        )
+
+
+@row_loss.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    softcap: float | None,
+    logit_scale: float | None,
+    z_loss: float,
+    entropy: bool,
+    prediction: bool,
+    check_targets: bool,
+    accumulate: str,
+    workspace_limit: int | None,
+    config: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    row = x.new_empty(x.shape[0], dtype=losses.statistics_dtype(x.dtype))
+    return (
+        row,
+        torch.empty_like(row),
+        torch.empty_like(row) if entropy else x.new_empty(0),
+        row.new_empty(x.shape[0] if prediction else 0, dtype=torch.int64),
+    )
+
+
+@torch.library.custom_op("flce_tune::row_loss_backward", mutates_args=())
+def row_loss_backward(
+    grad_loss: Tensor | None,  # [N]
+    grad_lse: Tensor | None,  # [N]
+    grad_entropy: Tensor | None,  # [N]
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    lse: Tensor,
+    entropy: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    softcap: float | None,
+    logit_scale: float | None,
+    z_loss: float,
+    need_dx: bool,
+    need_dw: bool,
+    need_db: bool,
+    accumulate: str,
+    workspace_limit: int | None,
+    config: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dX, dW, db in the compute dtype; empty where not needed."""
+    loss = LossSpec(ignore_index, label_smoothing, softcap, logit_scale, z_loss)
+    wanted = Wanted(need_dx, need_dw, need_db)
+    if len(x) == 0:
+        return (
+            x.new_zeros(x.shape) if need_dx else x.new_empty(0),
+            weight.new_zeros(weight.shape) if need_dw else x.new_empty(0),
+            weight.new_zeros(weight.shape[0]) if need_db else x.new_empty(0),
+        )
+    with torch.autocast(x.device.type, enabled=False):
+        inputs = prepare(x, weight, target, bias, class_weight)
+        counted, out_of_range = losses.valid_rows(target, weight.shape[0], ignore_index)
+        upstream = torch.zeros_like(lse) if grad_loss is None else grad_loss.to(lse.dtype)
+        row_weight = upstream.masked_fill(~counted, 0.0).masked_fill(out_of_range, float("nan"))
+        statistics = Statistics(
+            lse=lse,
+            target_logit=lse,
+            mean_logit=None if grad_entropy is None else lse - entropy,
+        )
+        given = losses.coefficients(inputs, statistics, row_weight, loss, grad_lse, grad_entropy)
+        problem = problem_of(inputs, loss, wanted, accumulate, per_token=True)  # type: ignore[arg-type]
+
+        def work(chosen: Config) -> Gradients:
+            strategy = strategies.get(chosen.strategy)
+            return strategy.backward(inputs, statistics, given, loss, wanted, chosen)
+
+        gradients = selection.run(problem, describe_device(x.device), workspace_limit, config, work)
+        dx, dw, db = (
+            x.new_empty(0) if gradient is None else gradient.to(x.dtype)
+            for gradient in (gradients.dx, gradients.dw, gradients.db)
+        )
+        return dx, dw, db
+
+
+@row_loss_backward.register_fake
+def _(
+    grad_loss: Tensor | None,
+    grad_lse: Tensor | None,
+    grad_entropy: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    lse: Tensor,
+    entropy: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    softcap: float | None,
+    logit_scale: float | None,
+    z_loss: float,
+    need_dx: bool,
+    need_dw: bool,
+    need_db: bool,
+    accumulate: str,
+    workspace_limit: int | None,
+    config: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        x.new_empty(x.shape) if need_dx else x.new_empty(0),
+        x.new_empty(weight.shape) if need_dw else x.new_empty(0),
+        x.new_empty(weight.shape[0]) if need_db else x.new_empty(0),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.mark_non_differentiable(output[3])
+    ctx.save_for_backward(*inputs[:5], output[1], output[2])
+    ctx.options = (*inputs[5:10], *inputs[13:])
+
+
+def _backward(
+    ctx: Any, grad_loss: Tensor | None, grad_lse: Tensor | None, grad_entropy: Tensor | None, _: Any
+) -> tuple[Tensor | None, ...]:
+    x, weight, target, bias, class_weight, lse, entropy = ctx.saved_tensors
+    needs = tuple(ctx.needs_input_grad[i] for i in (0, 1, 3))
+    *scalars, accumulate, workspace_limit, config = ctx.options
+    if entropy.numel() == 0:
+        grad_entropy = None
+    gradients = row_loss_backward(
+        grad_loss, grad_lse, grad_entropy, x, weight, target, bias, class_weight, lse, entropy,
+        *scalars, *needs, accumulate, workspace_limit, config,
+    )  # fmt: skip
+    dx, dw, db = (g if need else None for g, need in zip(gradients, needs, strict=True))
+    return (dx, dw, None, db, *(None,) * 12)
+
+
+row_loss.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,83 @@
+"""The plain torch reference: full logits, autograd, any float dtype. Slow, large and right."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+
+def logits(
+    x: Tensor,  # [..., D]
+    weight: Tensor,  # [V, D]
+    bias: Tensor | None = None,  # [V]
+    softcap: float | None = None,
+    logit_scale: float | None = None,
+) -> Tensor:  # [..., V], x's dtype
+    """The logits the loss sees."""
+    z = F.linear(x, weight, bias)
+    if logit_scale is not None:
+        z = z * logit_scale
+    if softcap is not None:
+        z = softcap * torch.tanh(z / softcap)
+    return z
+
+
+def linear_cross_entropy(
+    x: Tensor,  # [..., D]
+    weight: Tensor,  # [V, D]
+    target: Tensor,  # [...]
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float | None = None,
+    z_loss: float = 0.0,
+    class_weight: Tensor | None = None,
+    token_weight: Tensor | None = None,
+    divisor: Tensor | float | None = None,
+) -> Tensor:
+    """The loss of ``op.linear_cross_entropy`` in terms of ``F.cross_entropy``."""
+    z = logits(x, weight, bias, softcap, logit_scale).reshape(-1, weight.shape[0])
+    flat = target.reshape(-1)
+    rows = F.cross_entropy(
+        z,
+        flat,
+        weight=class_weight,
+        ignore_index=ignore_index,
+        reduction="none",
+        label_smoothing=label_smoothing,
+    )
+    counted = flat != ignore_index
+    if z_loss:
+        rows = rows + torch.where(counted, z_loss * torch.logsumexp(z, -1).square(), 0.0)
+    weight_of_row = counted.to(rows.dtype)
+    if token_weight is not None:
+        rows = rows * token_weight.reshape(-1)
+        weight_of_row = weight_of_row * token_weight.reshape(-1)
+    if reduction == "none":
+        return rows.view(target.shape)
+    if reduction == "sum":
+        return rows.sum()
+    if divisor is None:
+        if class_weight is not None:
+            weight_of_row = weight_of_row * class_weight[flat.clamp(0, len(class_weight) - 1)]
+        divisor = weight_of_row.sum()
+    return rows.sum() / divisor
+
+
+def row_statistics(
+    z: Tensor,  # [N, V] logits the loss sees
+    target: Tensor,  # [N]
+) -> dict[str, Tensor]:
+    """lse, entropy, prediction and log-probability of each row."""
+    logp = torch.log_softmax(z, -1)
+    p = logp.exp()
+    return {
+        "lse": torch.logsumexp(z, -1),
+        "entropy": -torch.where(p == 0, 0.0, p * logp).sum(-1),
+        "prediction": z.argmax(-1),
+        "logprob": logp.gather(1, target.clamp(min=0)[:, None])[:, 0],
+    }

@@ -1,0 +1,55 @@
+"""Multiplying saved gradients by the upstream gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flce_tune.kernels.backends import has_triton
+
+
+class _Scale(torch.autograd.Function):
+    """Out-of-place product that refuses to be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: object, tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+        return (tensor * factor).to(dtype)
+
+    @staticmethod
+    def backward(ctx: object, *grads: Tensor) -> None:
+        raise RuntimeError(
+            "linear_cross_entropy can be differentiated once: its gradients are computed in the "
+            "forward pass, so create_graph=True gives no second derivative. Use the plain "
+            "F.cross_entropy(F.linear(...)) where you need one."
+        )
+
+
+def scaled(
+    tensor: Tensor,  # a saved gradient
+    factor: Tensor,  # scalar
+    dtype: torch.dtype,
+) -> Tensor:
+    """tensor·factor in ``dtype``; the tensor itself, overwritten, when its graph is used up."""
+    if torch.is_grad_enabled():  # create_graph=True: the result must say that it cannot follow
+        linked = factor if factor.requires_grad else factor.detach().requires_grad_()
+        return _Scale.apply(tensor, linked, dtype)  # type: ignore[no-any-return]
+    traced = type(tensor) is not Tensor
+    if traced or tensor.dtype != dtype or _graph_is_kept():
+        return (tensor * factor).to(dtype)
+    _scale_in_place(tensor, factor)
+    return tensor
+
+
+def _graph_is_kept() -> bool:
+    """Whether the running backward keeps its graph; True where torch cannot tell."""
+    probe = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return True if probe is None else bool(probe())
+
+
+def _scale_in_place(tensor: Tensor, factor: Tensor) -> None:
+    if tensor.device.type == "cuda" and has_triton() and tensor.dtype != torch.float64:
+        from flce_tune.kernels.triton.scale import scale_unless_one
+
+        scale_unless_one(tensor, factor)
+    else:
+        tensor.mul_(factor)
