@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import platformdirs
+from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -58,6 +59,11 @@ def load() -> Settings:
     """Read the environment now.
 
     Raises:
-        ValueError: a variable holds something else than its field accepts.
+        ValueError: a variable holds something else than its field accepts; the message names it.
     """
-    return Settings()
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        variable = "FLCE_TUNE_" + "_".join(map(str, first["loc"])).upper()
+        raise ValueError(f"{variable}={first['input']!r}: {first['msg']}") from error
