@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from flce_tune.kernels.problem import Problem
 from flce_tune.tuning_db.records import Measurement, Status, Winner
@@ -24,27 +24,23 @@ class SweepOptions:
     isolate: bool = True  # measure in a process of its own, which may crash or hang
 
 
-class SweepEvents(Protocol):
-    """Receives progress. Subclass it and override what is of interest; the rest does nothing.
+class SweepEvents:
+    """Receives progress; does nothing with it. Override what is of interest.
 
     Called from the thread that runs the sweep; an exception ends the sweep.
     """
 
     def on_start(self, problem: Problem, total: int) -> None:
-        """Announce a problem with ``total`` configs to measure."""
+        """Announce a problem with at most ``total`` configs to measure."""
 
     def on_stage(self, stage: Stage, total: int) -> None:
-        """Announce a stage of the current problem that handles ``total`` configs."""
+        """Announce a stage of the current problem that handles at most ``total`` configs."""
 
     def on_measurement(self, measurement: Measurement, done: int, total: int) -> None:
-        """Hand over a stored measurement, the ``done``-th of ``total``."""
+        """Hand over a stored measurement, the ``done``-th of at most ``total``."""
 
     def on_winners(self, winners: Sequence[Winner]) -> None:
         """Hand over the stored winners of the current problem, fastest first."""
-
-
-class SilentEvents(SweepEvents):
-    """Ignores all progress."""
 
 
 @dataclass(frozen=True, slots=True)

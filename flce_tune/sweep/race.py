@@ -47,9 +47,18 @@ def standard_error(samples: Sequence[float]) -> float:
 
 
 def is_tie(a: Racer[K], b: Racer[K]) -> bool:
-    """Whether the medians differ by no more than the noise."""
-    noise = 2 * math.hypot(standard_error(a.samples), standard_error(b.samples))
-    return abs(a.median - b.median) <= max(noise, ALIKE_TIME * min(a.median, b.median))
+    """Whether the two differ by no more than the noise.
+
+    Samples of equal number were taken in the same rounds, so they are compared round by round:
+    what slows the whole machine for a while then counts for neither.
+    """
+    if len(a.samples) == len(b.samples):
+        differences = [x - y for x, y in zip(a.samples, b.samples, strict=True)]
+        difference, noise = statistics.median(differences), standard_error(differences)
+    else:
+        difference = a.median - b.median
+        noise = math.hypot(standard_error(a.samples), standard_error(b.samples))
+    return abs(difference) <= max(2 * noise, ALIKE_TIME * min(a.median, b.median))
 
 
 def shortlist(racers: Iterable[Racer[K]], keep: int, always: Collection[K] = ()) -> list[Racer[K]]:
@@ -88,25 +97,36 @@ def front(
 ) -> list[Racer[K]]:
     """Find the Pareto front of median time and workspace, the fastest first.
 
-    Each member needs clearly less workspace than the one before it. Among those that tie for
-    a place the smallest workspace takes it; where workspaces are alike too, an incumbent does,
-    then the default, then the lower median: noise alone never replaces a winner.
+    Each member needs clearly less workspace than the one before it. The fastest takes its place
+    unless somebody ties with it who needs no more workspace: then an incumbent does, or else the
+    default, for noise alone replaces no winner; or whoever is as fast in all but name and smaller.
     """
     left = list(racers)
     members: list[Racer[K]] = []
     while left:
-        fastest = min(left, key=lambda racer: racer.median)
-        tied = [racer for racer in left if is_tie(racer, fastest)]
-        smallest = min(racer.workspace for racer in tied)
-        member = min(
-            (racer for racer in tied if racer.workspace <= smallest * (1 + ALIKE_WORKSPACE)),
-            key=lambda racer: (racer.key not in incumbents, racer.key != default, racer.median),
-        )
+        member = _best(left, incumbents, default)
         members.append(member)
         left = [
             racer for racer in left if racer.workspace < member.workspace * (1 - ALIKE_WORKSPACE)
         ]
     return members
+
+
+def _best(racers: Collection[Racer[K]], incumbents: Collection[K], default: K | None) -> Racer[K]:
+    fastest = min(racers, key=lambda racer: (racer.median, racer.workspace))
+    tied = [
+        racer
+        for racer in racers
+        if is_tie(racer, fastest) and racer.workspace <= fastest.workspace * (1 + ALIKE_WORKSPACE)
+    ]
+    known = [racer for racer in tied if racer.key in incumbents]
+    known = known or [racer for racer in tied if racer.key == default]
+    if known:
+        return min(known, key=lambda racer: racer.median)
+    alike = [r for r in tied if r.median <= fastest.median * (1 + ALIKE_TIME)]
+    smallest = min(racer.workspace for racer in alike)
+    smallest_alike = [r for r in alike if r.workspace <= smallest * (1 + ALIKE_WORKSPACE)]
+    return min(smallest_alike, key=lambda racer: racer.median)
 
 
 def interleave(

@@ -24,8 +24,9 @@ def racer(key, samples, workspace=0):
 
 
 def noisy(key, centre, workspace=0, noise=1.0, n=9):
-    """Samples spread evenly over centre ± noise."""
-    return racer(key, [centre + noise * (2 * i / (n - 1) - 1) for i in range(n)], workspace)
+    """Samples spread evenly over centre ± noise, in an order of the key's own."""
+    samples = [centre + noise * (2 * i / (n - 1) - 1) for i in range(n)]
+    return racer(key, random.Random(key).sample(samples, n), workspace)
 
 
 def keys(racers):
@@ -57,6 +58,12 @@ def test_ties_depend_on_the_noise():
     assert not is_tie(noisy("a", 100, noise=0.1), noisy("b", 103, noise=0.1))
 
 
+def test_what_slows_everybody_for_a_while_is_no_noise():
+    """Both run in the same rounds; in some of them the machine is twice as slow."""
+    load = [1, 1, 2, 1, 2, 2, 1, 2, 1]
+    assert not is_tie(racer("a", [100 * x for x in load]), racer("b", [103 * x for x in load]))
+
+
 def test_single_samples_tie_only_within_half_a_percent():
     assert is_tie(racer("a", 100), racer("b", 100.4))
     assert not is_tie(racer("a", 100), racer("b", 101))
@@ -79,9 +86,17 @@ class TestFront:
         racers = [noisy("other", 99.9), noisy("default", 100)]
         assert keys(front(racers, default="default")) == ["default"]
 
-    def test_a_tie_with_much_less_workspace_replaces_the_incumbent(self):
-        racers = [noisy("new", 100.1, 100), noisy("old", 100, 1000)]
+    def test_less_workspace_beats_a_tying_incumbent_that_is_not_faster(self):
+        racers = [noisy("new", 99.9, 100), noisy("old", 100, 1000)]
         assert keys(front(racers, incumbents={"old"})) == ["new"]
+
+    def test_noise_never_costs_the_fastest_its_place_to_a_smaller_stranger(self):
+        racers = [noisy("fast", 90, 1000, noise=60), noisy("small", 100, 100, noise=50)]
+        assert keys(front(racers)) == ["fast", "small"]
+
+    def test_without_incumbents_the_smaller_of_equals_takes_the_place(self):
+        racers = [noisy("large", 100, 1000), noisy("small", 100.1, 100)]
+        assert keys(front(racers)) == ["small"]
 
     def test_the_fastest_is_never_clearly_slower_than_the_default(self):
         racers = [noisy("default", 90, 500), noisy("old", 100, 500)]

@@ -1,0 +1,178 @@
+"""Measures configs on one problem and device: the check, the time, the workspace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flce_tune.kernels import strategies
+from flce_tune.kernels.config import Config
+from flce_tune.kernels.op import LossOutputs, linear_cross_entropy
+from flce_tune.kernels.problem import Problem
+from flce_tune.sweep.check import Checker, poisoned
+from flce_tune.sweep.inputs import make_inputs, plain_loss
+
+STATISTICS = ("entropy", "prediction")  # asked for by problems with that feature
+
+Run = Callable[[], dict[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one checked config did."""
+
+    sample_ms: float
+    workspace_bytes: int  # measured on a GPU, estimated on a CPU
+    errors: dict[str, float] = field(default_factory=dict)  # relative, by output name
+    clocks_mhz: int | None = None
+
+
+class Bench(Protocol):
+    """One problem on one device, ready to measure configs. Lives in the worker process.
+
+    The methods raise whatever goes wrong with the config at hand.
+    """
+
+    def compile(self, config: Config) -> None:
+        """Run the config once, unchecked."""
+
+    def trial(self, config: Config) -> Trial:
+        """Check the config, then time one run and take its workspace.
+
+        Raises:
+            WrongResultError: the config computes something else.
+        """
+
+    def time(self, config: Config) -> float:
+        """Time one run of a config that passed its trial, in ms."""
+
+    def time_plain(self) -> float:
+        """Time one run of plain PyTorch, in ms."""
+
+
+class BenchFactory(Protocol):
+    """Makes the bench inside the worker; must be importable there by its module and name."""
+
+    def __call__(self, problem: Problem, device: torch.device, seed: int) -> Bench:
+        """Prepare the inputs of a problem on a device."""
+
+
+class OpBench:
+    """Measures the op itself, forward and backward, on inputs of its own."""
+
+    def __init__(self, problem: Problem, device: torch.device, seed: int) -> None:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        self._problem = problem
+        self._device = device
+        self._seed = seed
+        self._inputs = make_inputs(problem, device, seed)
+        self._checker: Checker | None = None
+        self._warm: set[Config] = set()  # configs that have run in this process
+        self._timer = _cuda_timer(device) if device.type == "cuda" else _cpu_time
+
+    def compile(self, config: Config) -> None:
+        """Run the config once, unchecked."""
+        self._run(config)
+        self._synchronize()
+        self._warm.add(config)
+
+    def trial(self, config: Config) -> Trial:
+        """Check the config, then time one run and take its workspace."""
+        if self._checker is None:
+            self._checker = Checker(self._problem, self._inputs, self._seed)
+        with poisoned():
+            outputs = self._run(config)
+        self._synchronize()
+        self._warm.add(config)
+        errors = self._checker.errors(outputs)
+        del outputs
+        sample_ms, workspace = self._timed_with_workspace(config)
+        return Trial(sample_ms, workspace, errors, _clock_mhz(self._device))
+
+    def time(self, config: Config) -> float:
+        """Time one run of a config that passed its trial, in ms."""
+        if config not in self._warm:
+            self.compile(config)
+        return self._timer(lambda: self._run(config))
+
+    def time_plain(self) -> float:
+        """Time one run of plain PyTorch, in ms."""
+        return self._timer(self._run_plain)
+
+    def _run(self, config: Config) -> dict[str, Tensor]:
+        inputs = self._inputs
+        with torch.set_grad_enabled(self._problem.mode != "eval"):
+            loss = linear_cross_entropy(
+                inputs.x,
+                inputs.weight,
+                inputs.target,
+                bias=inputs.bias,
+                reduction=inputs.reduction,
+                label_smoothing=inputs.label_smoothing,
+                softcap=inputs.softcap,
+                class_weight=inputs.class_weight,
+                outputs=STATISTICS if "statistics" in self._problem.features else (),
+                accumulate=self._problem.accumulate,
+                config=config,
+            )
+            if isinstance(loss, LossOutputs):
+                loss = loss.loss
+            assert isinstance(loss, Tensor)
+            return inputs.outputs(loss)
+
+    def _run_plain(self) -> dict[str, Tensor]:
+        with torch.set_grad_enabled(self._problem.mode != "eval"):
+            return self._inputs.outputs(plain_loss(self._inputs))
+
+    def _timed_with_workspace(self, config: Config) -> tuple[float, int]:
+        if self._device.type == "cpu":
+            return self.time(config), strategies.workspace(config, self._problem)
+        before = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        sample_ms = self.time(config)
+        peak = torch.cuda.max_memory_allocated(self._device) - before
+        returned = sum(leaf.nbytes for leaf in self._inputs.leaves.values())
+        return sample_ms, max(0, peak - returned)
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _cpu_time(run: Run) -> float:
+    start = time.perf_counter()
+    run()
+    return (time.perf_counter() - start) * 1e3
+
+
+def _cuda_timer(device: torch.device) -> Callable[[Run], float]:
+    """Time on the device between two events, starting with a cold L2 cache."""
+    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    flush = torch.empty(max(2 * l2_bytes, 1 << 26), dtype=torch.int8, device=device)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+
+    def timed(run: Run) -> float:
+        flush.zero_()
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end))
+
+    return timed
+
+
+def _clock_mhz(device: torch.device) -> int | None:
+    """The SM clock now; None on a CPU and where NVML's Python bindings are missing."""
+    if device.type != "cuda":
+        return None
+    try:
+        return torch.cuda.clock_rate(device)
+    except (ImportError, RuntimeError):
+        return None
