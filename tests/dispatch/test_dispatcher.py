@@ -1,6 +1,7 @@
 """What the dispatcher adds to the rules: memory, warnings, quarantine, misses, threads."""
 
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -77,7 +78,11 @@ def test_the_memory_is_bounded(make_dispatcher, problem, h200, monkeypatch, reso
 
 
 def test_threads_share_one_lookup(make_dispatcher, make_winner, problem, h200, resolved):
-    subject = make_dispatcher(make_winner(chunked(64)))
+    def slow(_: object) -> Snapshot:
+        time.sleep(0.05)  # while the others find nothing remembered yet
+        return Snapshot.empty()
+
+    subject = make_dispatcher(make_winner(chunked(64)), fetch=slow)
     together = threading.Barrier(8)
 
     def ask(_: int):

@@ -155,6 +155,14 @@ def test_a_url_that_is_no_service_is_refused(tmp_path: Path, h200, url):
         RemoteSnapshots(url, tmp_path).fetch(device_record(h200))
 
 
+def test_a_file_is_no_service(document: bytes, tmp_path: Path, h200):
+    file = tmp_path / "v1" / "snapshots" / device_slug(device_record(h200))
+    file.parent.mkdir(parents=True)
+    file.write_bytes(document)
+    with pytest.raises(ServiceError, match="must begin with http"):
+        RemoteSnapshots(f"file://{tmp_path}", tmp_path / "cache").fetch(device_record(h200))
+
+
 def test_the_token_goes_to_the_service_and_no_further(answering, tmp_path: Path, h200):
     subject = RemoteSnapshots(answering.url, tmp_path, token="s3cret")
     subject.fetch(device_record(h200))
