@@ -33,7 +33,7 @@ RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
 
 RUN useradd --create-home --uid 10001 flce \
     && install --directory --owner flce --group flce /data
-USER flce
+USER 10001
 WORKDIR /data
 VOLUME /data
 

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
 from flce_tune.service import errors, openapi
+from flce_tune.service.body_limit import BodyLimit
 from flce_tune.service.lookup import Lookup
 from flce_tune.service.routes import dashboard, health, jobs, results, snapshots
 from flce_tune.service.runner import JobRunner
@@ -27,9 +28,9 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         summary="Tuned configs for fused linear cross-entropy, per GPU and problem.",
         lifespan=_lifespan,
         redoc_url=None,
-        max_body_size=settings.max_body_bytes,
     )
     app.state.settings = settings
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     errors.install(app)
     for module in (health, jobs, results, snapshots, dashboard):
         app.include_router(module.router)

@@ -32,7 +32,7 @@ EventId = Annotated[int, Header(alias="Last-Event-ID", ge=0, le=2**63 - 1)]
     "",
     status_code=202,
     dependencies=[Writer],
-    responses=responses(401, 409, 413, 422, 503)
+    responses=responses(401, 404, 409, 413, 422, 503)
     | {202: {"headers": {"Location": {"schema": {"type": "string"}}}}},
 )
 def submit(
@@ -99,7 +99,12 @@ def cancel(job_id: UUID, store: StoreDep) -> JobView:
     "/{job_id}/events",
     response_class=EventSourceResponse,
     responses=responses(404, 422, 503)
-    | {200: {"description": "one event per change, until the job has ended"}},
+    | {
+        200: {
+            "description": "one event per change, until the job has ended",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    },
 )
 async def follow(
     job_id: UUID, store: StoreDep, settings: SettingsDep, last_event_id: EventId = 0
