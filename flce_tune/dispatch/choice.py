@@ -120,11 +120,12 @@ class Explanation:
         problem, device = self.problem, self.device
         limit = "none" if self.workspace_limit is None else f"{self.workspace_limit:,} bytes"
         features = ", ".join(problem.features) or "none"
+        units = "SMs" if device.kind == "cuda" else "threads"
         lines = [
             f"problem   N={problem.tokens} (bucket {problem.bucket}) D={problem.hidden}"
             f" V={problem.vocab} {problem.dtype} {problem.mode}"
             f" accumulate={problem.accumulate} features: {features}",
-            f"device    {device.name} ({device.architecture}, {device.sm_count} SMs)",
+            f"device    {device.name} ({device.architecture}, {device.sm_count} {units})",
             f"workspace limit: {limit}",
             f"snapshot  {self.source}",
             f"config    {self.choice.config}",
@@ -134,7 +135,7 @@ class Explanation:
             lines.append(f"stale     {self.stale}")
         lines.append("rules:")
         for number, step in enumerate(self.steps, 1):
-            lines.append(f"  {number}. {step.rule}: {step.outcome}. {step.detail}")
+            lines.append(f"  {number}. {step.rule}: {step.outcome}. {step.detail}".rstrip())
             lines += [
                 f"       skipped {skip.config} ({skip.origin}): {skip.reason}"
                 for skip in step.skipped[:skipped_per_rule]

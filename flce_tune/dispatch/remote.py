@@ -9,7 +9,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import cast
@@ -73,8 +73,9 @@ class RemoteSnapshots:
             raise ServiceError(f"no snapshot from {shown}, nor a copy of one: {error}") from error
         if answer is None:
             return Snapshot.empty(f"{shown} (nothing for this device)")
-        if answer is not copy:
-            _write_copy(path, answer)
+        if answer is copy:
+            return replace(answer.snapshot, source=f"{shown} (unchanged since last time)")
+        _write_copy(path, answer)
         return answer.snapshot
 
     def _get(self, url: str, shown: str, copy: _Answer | None) -> _Answer | None:

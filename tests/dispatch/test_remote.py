@@ -90,6 +90,7 @@ def test_an_unchanged_snapshot_is_not_sent_again(answering, tmp_path: Path, h200
     again = RemoteSnapshots(answering.url, tmp_path).fetch(device_record(h200))
     assert answering.asked[1][1]["If-None-Match"] == '"one"'
     assert len(again) == 1
+    assert "unchanged" in again.source
 
 
 def test_a_changed_snapshot_replaces_the_copy(answering, tmp_path: Path, h200):
