@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +80,14 @@ def test_toolchain_of_a_cpu_has_no_gpu_versions():
     assert (record.cuda, record.driver) == ("", "")
     assert record.torch == torch.__version__
     assert record.kernel_hash == kernel_hash()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_toolchain_of_a_gpu_has_its_driver():
+    record = toolchain_record(torch.device("cuda", 0))
+    assert record.cuda == torch.version.cuda
+    assert re.fullmatch(r"\d+\.\d+(\.\d+)?", record.driver)
 
 
 def test_hash_depends_on_names_and_contents_of_sources_alone(tmp_path: Path):
