@@ -26,9 +26,12 @@ def output_elements(tile: Tile, contraction: str) -> int:
     return {"d": n * v, "v": n * d, "n": v * d}[contraction]
 
 
-def shared_memory(tile: Tile, contraction: str, itemsize: int) -> int:
-    """Estimate shared memory per block in bytes: the pipeline and half an output tile to store."""
-    store = output_elements(tile, contraction) // 2 * itemsize
+def shared_memory(tile: Tile, contraction: str, itemsize: int, accumulator: str = "") -> int:
+    """Estimate shared memory per block in bytes: the pipeline and half an output tile to store.
+
+    A float32 accumulator is exchanged through shared memory too, half a tile at a time.
+    """
+    store = output_elements(tile, contraction) // 2 * (4 if accumulator == "fp32" else itemsize)
     return tile.num_stages * operand_bytes(tile, contraction, itemsize) + store + 1024
 
 
@@ -43,8 +46,13 @@ def programs_per_sm(tile: Tile, itemsize: int, device: Device, contraction: str 
     return 2 if fits else 1
 
 
-def reject_tile(tile: Tile, contraction: str, problem: Problem, device: Device) -> str | None:
-    """Say why a tile cannot run, or None. ``contraction`` as in ``operand_bytes``."""
+def reject_tile(
+    tile: Tile, contraction: str, problem: Problem, device: Device, accumulator: str = ""
+) -> str | None:
+    """Say why a tile cannot run, or None.
+
+    ``contraction`` as in ``operand_bytes``; ``accumulator`` of the product, if it has one.
+    """
     if device.kind != "cuda":
         return f"tiles need a CUDA device, this is {device.kind}"
     if device.capability < (8, 0):
@@ -67,7 +75,7 @@ def reject_tile(tile: Tile, contraction: str, problem: Problem, device: Device) 
     per_thread = output_elements(tile, contraction) // (32 * tile.num_warps)
     if per_thread > 128:
         return f"the accumulator needs {per_thread} registers a thread, at most 128 fit"
-    needed = shared_memory(tile, contraction, problem.itemsize)
+    needed = shared_memory(tile, contraction, problem.itemsize, accumulator)
     if needed > device.shared_memory_per_block:
         return (
             f"needs {needed} bytes of shared memory, a block has {device.shared_memory_per_block}"

@@ -50,10 +50,7 @@ class Chunked:
             return f"{self.name} has no slab, got {config.slab}"
         if reason := common.reject_accumulator(config, problem):
             return reason
-        for tile, contraction in ((config.logits, "d"), (config.dx, "v"), (config.dw, "n")):
-            if tile and (reason := reject_tile(tile, contraction, problem, device)):
-                return reason
-        return None
+        return common.reject_tiles(config, problem, device, accumulated="dw")
 
     def space(self, problem: Problem, device: Device) -> Iterator[Config]:
         """Chunks and accumulators first, then each GEMM's tile around the default chunk."""

@@ -69,6 +69,16 @@ def reject_accumulator(config: Config, problem: Problem) -> str | None:
     return None
 
 
+def reject_tiles(config: Config, problem: Problem, device: Device, accumulated: str) -> str | None:
+    """Say why one of the tiles cannot run, or None; ``accumulated`` is "dx" or "dw"."""
+    for name, contraction in (("logits", "d"), ("dx", "v"), ("dw", "n")):
+        tile = getattr(config, name)
+        accumulator = config.accumulator if name == accumulated else ""
+        if tile and (reason := reject_tile(tile, contraction, problem, device, accumulator)):
+            return f"{name}: {reason}"
+    return None
+
+
 def gemm_choices(problem: Problem, device: Device) -> Iterator[dict[str, Any]]:
     """cuBLAS for all three GEMMs, then every combination with valid tiles."""
 

@@ -48,10 +48,7 @@ class Recompute:
             return f"recompute has no chunk, got {config.chunk}"
         if reason := common.reject_accumulator(config, problem):
             return reason
-        for tile, contraction in ((config.logits, "d"), (config.dx, "v"), (config.dw, "n")):
-            if tile and (reason := reject_tile(tile, contraction, problem, device)):
-                return reason
-        return None
+        return common.reject_tiles(config, problem, device, accumulated="dx")
 
     def space(self, problem: Problem, device: Device) -> Iterator[Config]:
         """Slabs, accumulators of dX, and every choice of the GEMMs."""

@@ -46,7 +46,7 @@ def statistics(
 ) -> Statistics:
     """Row statistics of stored logits."""
     n, vocab = raw.shape
-    result = _empty_statistics(n, raw.device, loss, wanted)
+    result = empty_statistics(n, raw.device, loss, wanted)
     rows.statistics_kernel[(n,)](
         raw,
         raw.stride(0),
@@ -58,8 +58,8 @@ def statistics(
         result.mean_logit,
         result.prediction,
         vocab,
-        *_scalars(loss),
-        **_flags(inputs, loss, wanted),
+        *loss_scalars(loss),
+        **statistics_flags(inputs, loss, wanted),
         BLOCK=min(STATISTICS_BLOCK, triton.next_power_of_2(vocab)),
         num_warps=ROW_WARPS,
     )
@@ -89,7 +89,7 @@ def gradient_(
         inputs.class_weight,
         first_column,
         width,
-        *_scalars(loss),
+        *loss_scalars(loss),
         **_gradient_flags(inputs, coefficients, loss),
         BLOCK=block,
         num_warps=ROW_WARPS,
@@ -129,7 +129,7 @@ def slab_gradient(
         hidden,
         width,
         columns.start,
-        *_scalars(loss),
+        *loss_scalars(loss),
         **_tile_arguments(tile),
         HAS_BIAS=slab.bias is not None,
         **_gradient_flags(inputs, coefficients, loss),
@@ -147,7 +147,7 @@ def _tiled_logits(
     n, hidden = inputs.x.shape
     vocab = inputs.weight.shape[0]
     tiles = triton.cdiv(vocab, tile.v_block)
-    result = _empty_statistics(n, inputs.x.device, loss, wanted)
+    result = empty_statistics(n, inputs.x.device, loss, wanted)
 
     def per_tile(needed: bool, dtype: torch.dtype = torch.float32) -> Tensor | None:
         return torch.empty(tiles, n, dtype=dtype, device=inputs.x.device) if needed else None
@@ -156,7 +156,7 @@ def _tiled_logits(
     tile_sum = per_tile(loss.label_smoothing > 0)
     tile_moment = per_tile(wanted.entropy)
     tile_best = per_tile(wanted.prediction, torch.int32)
-    flags = _flags(inputs, loss, wanted)
+    flags = statistics_flags(inputs, loss, wanted)
     logits_gemm.logits_kernel[_grid(tile, n, vocab, inputs.x)](
         descriptor(inputs.x, [tile.n_block, tile.d_block]),
         descriptor(inputs.weight, [tile.v_block, tile.d_block]),
@@ -173,7 +173,7 @@ def _tiled_logits(
         n,
         hidden,
         vocab,
-        *_scalars(loss),
+        *loss_scalars(loss),
         **_tile_arguments(tile),
         STORE=out is not None,
         HAS_BIAS=inputs.bias is not None,
@@ -204,7 +204,7 @@ def _tiled_logits(
     return result
 
 
-def _empty_statistics(n: int, device: torch.device, loss: LossSpec, wanted: Wanted) -> Statistics:
+def empty_statistics(n: int, device: torch.device, loss: LossSpec, wanted: Wanted) -> Statistics:
     def per_row(needed: bool, dtype: torch.dtype = torch.float32) -> Tensor | None:
         return torch.empty(n, dtype=dtype, device=device) if needed else None
 
@@ -217,12 +217,12 @@ def _empty_statistics(n: int, device: torch.device, loss: LossSpec, wanted: Want
     )
 
 
-def _scalars(loss: LossSpec) -> tuple[float, float]:
+def loss_scalars(loss: LossSpec) -> tuple[float, float]:
     scale = 1.0 if loss.logit_scale is None else float(loss.logit_scale)
     return scale, 1.0 if loss.softcap is None else float(loss.softcap)
 
 
-def _flags(inputs: Inputs, loss: LossSpec, wanted: Wanted) -> dict[str, bool]:
+def statistics_flags(inputs: Inputs, loss: LossSpec, wanted: Wanted) -> dict[str, bool]:
     return {
         "HAS_SOFTCAP": loss.softcap is not None,
         "HAS_CLASS_WEIGHT": inputs.class_weight is not None,

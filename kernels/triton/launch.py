@@ -1,14 +1,23 @@
-"""Launcher of the product kernel."""
+"""Launchers of the product kernel and of the article's kernel."""
 
 from __future__ import annotations
 
+import torch
 import triton
 from torch import Tensor
 
 from flce_tune.kernels.config import Accumulator, Tile
 from flce_tune.kernels.limits import programs_per_sm
 from flce_tune.kernels.problem import describe_device
-from flce_tune.kernels.triton.backend import descriptor
+from flce_tune.kernels.loss import weight_total
+from flce_tune.kernels.strategies.base import Inputs, LossSpec, Statistics, Wanted
+from flce_tune.kernels.triton.atomic import atomic_kernel
+from flce_tune.kernels.triton.backend import (
+    descriptor,
+    empty_statistics,
+    loss_scalars,
+    statistics_flags,
+)
 from flce_tune.kernels.triton.product import product_kernel
 
 
@@ -57,3 +66,59 @@ def launch_product(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
+
+
+def launch_atomic(
+    inputs: Inputs,
+    row_weight: Tensor,  # [N]
+    loss: LossSpec,
+    wanted: Wanted,
+    tile: Tile,
+) -> tuple[Statistics, Tensor | None, Tensor | None, Tensor | None]:
+    """Return statistics, and dX, dW, db in float32 where wanted."""
+    (n, hidden), vocab = inputs.x.shape, inputs.weight.shape[0]
+    result = empty_statistics(n, inputs.x.device, loss, wanted)
+
+    def zeros(needed: bool, *shape: int) -> Tensor | None:
+        return inputs.x.new_zeros(shape, dtype=torch.float32) if needed else None
+
+    dx, dw, db = (
+        zeros(wanted.dx, n, hidden),
+        zeros(wanted.dw, vocab, hidden),
+        zeros(wanted.db, vocab),
+    )
+    total = None if inputs.class_weight is None else weight_total(inputs)
+    atomic_kernel[(n,)](
+        inputs.x,
+        inputs.weight,
+        inputs.bias,
+        inputs.target,
+        inputs.class_weight,
+        row_weight,
+        result.lse,
+        result.target_logit,
+        result.logit_sum,
+        result.mean_logit,
+        result.prediction,
+        dx,
+        dw,
+        db,
+        vocab,
+        hidden,
+        inputs.x.stride(0),
+        inputs.weight.stride(0),
+        *loss_scalars(loss),
+        float(loss.label_smoothing),
+        float(loss.z_loss),
+        total,
+        HAS_BIAS=inputs.bias is not None,
+        **statistics_flags(inputs, loss, wanted),
+        NEED_DX=wanted.dx,
+        NEED_DW=wanted.dw,
+        NEED_DB=wanted.db,
+        D_BLOCK=tile.d_block,
+        V_BLOCK=tile.v_block,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return result, dx, dw, db

@@ -48,7 +48,8 @@ def store_part(
     """Add what earlier chunks left, if any, and store in the accumulator's form."""
     ok = (rows < m)[:, None] & (columns < n)[None, :]
     out = out_ptr + rows[:, None].to(tl.int64) * out_stride + columns[None, :]
-    extra = extra_ptr + rows[:, None].to(tl.int64) * extra_stride + columns[None, :]
+    if ACCUMULATOR != "weight_dtype":
+        extra = extra_ptr + rows[:, None].to(tl.int64) * extra_stride + columns[None, :]
     if PRIOR:
         if ACCUMULATOR == "fp32":
             part += tl.load(extra, mask=ok, other=0.0)
