@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 
 import anyio.to_thread
@@ -64,6 +65,7 @@ def run(settings: ServiceSettings) -> None:
     Raises:
         StoreError: the database cannot be used; raised before anything listens.
     """
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s:     %(message)s")
     Store.open(settings.database_url).close()
     uvicorn.run(
         create_app(settings),

@@ -102,7 +102,7 @@ class JobProcess:
         try:
             if self._outcome is None and self._connection.poll():
                 self._outcome = self._connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             log.debug("job process %d closed its pipe", self.pid)
 
     def _died(self) -> Outcome:

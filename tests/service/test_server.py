@@ -72,7 +72,7 @@ def start(tmp_path: Path, url: str) -> Iterator[Start]:
 
 
 SMALL = {"tokens": 64, "hidden": 32, "vocab": 128, "dtype": "float32"}
-SLOWER = {"tokens": 16384, "hidden": 64, "vocab": 4096, "dtype": "float32"}  # a second or so
+SLOWER = {"tokens": 4096, "hidden": 64, "vocab": 4096, "dtype": "float32"}
 
 
 def job_body(problem: dict) -> dict:
@@ -135,8 +135,7 @@ def test_a_job_of_a_killed_service_is_resumed_and_nothing_is_measured_twice(star
                 process.kill()
     assert process.wait(timeout=60) == -signal.SIGKILL
     with Store.open(url) as store:
-        before = {json.dumps(dict(m.config)): m.id for m in store.measurements()}
-        assert before
+        assert store.count_measurements() > 0
         assert store.job(job).state is JobState.RUNNING
         _, client = start()
         for _ in follow(client, job):
@@ -144,5 +143,5 @@ def test_a_job_of_a_killed_service_is_resumed_and_nothing_is_measured_twice(star
         assert client.get(f"/v1/jobs/{job}").json()["state"] == "succeeded"
         attempts = [e.data["attempt"] for e in store.events(job) if "attempt" in e.data]
         assert attempts == [1, 2]
-        first, second = [e.data["total"] for e in store.events(job) if "problem" in e.data]
-        assert second == first - len(before)
+        measured = [e.data["config"] for e in store.events(job) if e.kind == "measurement"]
+        assert len(measured) == len(set(measured)) > 1
