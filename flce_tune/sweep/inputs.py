@@ -49,6 +49,11 @@ class ProblemInputs:
             wanted=tuple(self.leaves),
         )
 
+    def checksum(self) -> Tensor:
+        """Numbers that change when somebody writes into the tensors."""
+        tensors = (self.x, self.weight, self.target, self.bias, self.class_weight, self.upstream)
+        return torch.stack([_bits(t).sum(dtype=torch.int64) for t in tensors if t is not None])
+
     def outputs(self, loss: Tensor) -> dict[str, Tensor]:
         """Differentiate: the loss and the wanted gradients by output name, all detached."""
         named = {"loss": loss.detach()}
@@ -136,3 +141,8 @@ def _make(*, wanted: tuple[str, ...], **tensors: Any) -> ProblemInputs:  # noqa:
         },
         leaves=leaves,
     )
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
+    return tensor.detach().view(integer)

@@ -14,7 +14,7 @@ from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.op import LossOutputs, linear_cross_entropy
 from flce_tune.kernels.problem import Problem
-from flce_tune.sweep.check import Checker, poisoned
+from flce_tune.sweep.check import Checker, WrongResultError, poisoned
 from flce_tune.sweep.inputs import make_inputs, plain_loss
 
 STATISTICS = ("entropy", "prediction")  # asked for by problems with that feature
@@ -72,6 +72,7 @@ class OpBench:
         self._device = device
         self._seed = seed
         self._inputs = make_inputs(problem, device, seed)
+        self._checksum = self._inputs.checksum()
         self._checker: Checker | None = None
         self._warm: set[Config] = set()  # configs that have run in this process
         self._timer = _cuda_timer(device) if device.type == "cuda" else _cpu_time
@@ -93,6 +94,7 @@ class OpBench:
         errors = self._checker.errors(outputs)
         del outputs
         sample_ms, workspace = self._timed_with_workspace(config)
+        self._require_untouched_inputs()
         return Trial(sample_ms, workspace, errors, _clock_mhz(self._device))
 
     def time(self, config: Config) -> float:
@@ -129,6 +131,11 @@ class OpBench:
     def _run_plain(self) -> dict[str, Tensor]:
         with torch.set_grad_enabled(self._problem.mode != "eval"):
             return self._inputs.outputs(plain_loss(self._inputs))
+
+    def _require_untouched_inputs(self) -> None:
+        if not torch.equal(self._inputs.checksum(), self._checksum):
+            self._inputs = make_inputs(self._problem, self._device, self._seed)
+            raise WrongResultError("the config wrote into its inputs", {})
 
     def _timed_with_workspace(self, config: Config) -> tuple[float, int]:
         if self._device.type == "cpu":

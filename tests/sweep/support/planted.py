@@ -1,0 +1,160 @@
+"""Faults to plant. On sys.path of the tests and, with it, of their workers."""
+
+import os
+import signal
+import time
+
+import torch
+
+from flce_tune.kernels import strategies
+from flce_tune.kernels.config import Config
+from flce_tune.sweep.measure import OpBench
+
+FULL = Config("full")
+
+
+def fail(error):
+    raise error
+
+
+def hang():
+    while True:
+        time.sleep(1)
+
+
+class Planted:
+    """A strategy whose chunk names a fault; without one it is ``full``."""
+
+    name = "planted"
+    deterministic = True
+    faults = (
+        "runtime_error",
+        "assertion",
+        "compiler",
+        "out_of_memory",
+        "wrong",
+        "unwritten",
+        "writes_inputs",
+        "exits",
+        "segfault",
+        "hangs",
+    )
+
+    def config(self, fault):
+        return Config(self.name, chunk=1 + self.faults.index(fault))
+
+    def reject(self, config, problem, device):
+        return None
+
+    def space(self, problem, device):
+        for fault in self.faults:
+            yield self.config(fault)
+        yield Config(self.name)
+
+    def default(self, problem, device):
+        return Config(self.name)
+
+    def workspace(self, config, problem):
+        return strategies.workspace(FULL, problem)
+
+    def train(self, inputs, row_weight, loss, wanted, config):
+        fault = self.faults[config.chunk - 1] if config.chunk else None
+        match fault:
+            case "runtime_error":
+                fail(RuntimeError("planted"))
+            case "assertion":
+                fail(AssertionError("planted"))
+            case "compiler":
+                fail(RuntimeError("PassManager::run failed"))
+            case "out_of_memory":
+                fail(torch.OutOfMemoryError("planted"))
+            case "exits":
+                os._exit(7)
+            case "segfault":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "hangs":
+                hang()
+        statistics, gradients = strategies.get("full").train(inputs, row_weight, loss, wanted, FULL)
+        if fault == "wrong":
+            gradients.dw.mul_(1.01)
+        if fault == "unwritten":
+            gradients.dx[3:] = torch.empty_like(gradients.dx)[3:]
+        if fault == "writes_inputs":
+            inputs.weight.detach()[0, 0] += 1
+        return statistics, gradients
+
+
+class PlantedBench(OpBench):
+    """Measures the op, in a process that knows the planted strategy."""
+
+    def __init__(self, problem, device, seed):
+        if Planted.name not in strategies.names():
+            strategies.register(Planted())
+        super().__init__(problem, device, seed)
+
+
+class Puppet:
+    """A bench that does what it is told, to try the worker itself."""
+
+    def __init__(self, problem, device, seed):
+        self.calls = 0
+
+    def time(self, order, *args):
+        self.calls += 1
+        return getattr(self, order)(*args)
+
+    def count(self):
+        return self.calls, os.getpid()
+
+    def say(self, word):
+        return word
+
+    def refuse(self):
+        raise ValueError("no")
+
+    def quit(self, code):
+        raise SystemExit(code)
+
+    def hang(self):
+        hang()
+
+    def segfault(self):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def grandchild(self):
+        """Start a process that outlives a plain kill of this one."""
+        if (pid := os.fork()) == 0:
+            hang()
+        return pid
+
+
+class Unable(Puppet):
+    """A bench that cannot be made."""
+
+    def __init__(self, problem, device, seed):
+        raise MemoryError("the inputs do not fit")
+
+
+class Failing(Puppet):
+    """A bench on which every config fails."""
+
+    def trial(self, config):
+        raise RuntimeError(f"cannot run {config}")
+
+
+class Impatient(Puppet):
+    """A bench without torch's work: each config has a time of its own, in ms."""
+
+    def trial(self, config):
+        from flce_tune.sweep.measure import Trial
+
+        return Trial(self.ms(config), 100_000 - (config.chunk or 0), {"dx": 1e-7})
+
+    def time(self, config):
+        return self.ms(config)
+
+    def time_plain(self):
+        return 50.0
+
+    def ms(self, config):
+        return 10.0 + (config.chunk or config.slab or 0) / 1000
