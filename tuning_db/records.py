@@ -7,6 +7,8 @@ the tables.
 from __future__ import annotations
 
 import enum
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -81,10 +83,17 @@ class ProblemRecord:
     token_bucket: int  # N, rounded up to its bucket
     features: tuple[str, ...] = ()  # sorted
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", tuple(sorted(self.features)))
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One config timed (or failed) on one problem, device and toolchain. Never changed."""
+    """One config timed (or failed) on one problem, device and toolchain. Never changed.
+
+    Raises ValueError for a time without ``ok``, ``ok`` without a time, or a number that is NaN or
+    infinite: a failure is a status, never a magic time.
+    """
 
     device: DeviceRecord
     toolchain: ToolchainRecord
@@ -104,6 +113,25 @@ class Measurement:
     message: str = ""  # why it failed
     created_at: datetime | None = None  # UTC; the store fills it in
     id: int | None = None  # the store fills it in
+
+    def __post_init__(self) -> None:
+        canonical_config(self.config)
+        times = (*self.samples_ms, *(t for t in (self.median_ms, self.spread_ms) if t is not None))
+        if self.status is Status.OK:
+            if self.median_ms is None:
+                raise ValueError("a measurement with status ok needs median_ms")
+            if not self.median_ms > 0 or not all(0 <= time < math.inf for time in times):
+                raise ValueError(
+                    f"times must be finite, and the median above 0, got {times}; a config that "
+                    f"failed has another status than ok and no time"
+                )
+        elif times:
+            raise ValueError(f"only status ok has times, got {times} with {self.status.value}")
+        for output, error in self.errors.items():
+            if not math.isfinite(error):
+                raise ValueError(
+                    f"errors[{output!r}] is {error}: leave it out and say so in the message"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +161,7 @@ class Job:
     lease_owner: str | None = None
     lease_expires_at: datetime | None = None
     cancel_requested: bool = False
+    attempts: int = 0  # times a worker claimed it; more than 1: a worker was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +184,15 @@ class Miss:
     tokens: int
     count: int
     last_seen: datetime
+
+
+def canonical_config(config: Mapping[str, Any]) -> str:
+    """Write a config as JSON with sorted keys: equal configs give equal text.
+
+    Raises:
+        ValueError: it holds something JSON has no word for, NaN and infinity included.
+    """
+    try:
+        return json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"a config must be plain JSON ({error}), got {config!r}") from error

@@ -1,0 +1,112 @@
+"""Every test that takes ``url`` runs on SQLite and on PostgreSQL."""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from flce_tune.tuning_db.records import (
+    DeviceRecord,
+    Measurement,
+    ProblemRecord,
+    Status,
+    ToolchainRecord,
+)
+from flce_tune.tuning_db.store import Store
+
+
+def _postgres_server() -> str:
+    url = os.environ.get("FLCE_TUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
+    return url.replace("postgresql://", "postgresql+psycopg://", 1)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> str:
+    """URL of a PostgreSQL database in which schemas may be created; skips without one."""
+    pytest.importorskip("psycopg")
+    server = _postgres_server()
+    engine = create_engine(server, connect_args={"connect_timeout": 3})
+    try:
+        engine.connect().close()
+    except Exception as error:  # whatever the driver says, it is the reason of the skip
+        pytest.skip(f"no PostgreSQL answers (FLCE_TUNE_TEST_POSTGRES): {error}")
+    finally:
+        engine.dispose()
+    return server
+
+
+@pytest.fixture
+def postgres_url(postgres: str) -> Iterator[str]:
+    """URL of an empty schema of its own."""
+    schema = f"flce_{uuid.uuid4().hex}"
+    engine = create_engine(postgres)
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE SCHEMA {schema}"))
+    yield f"{postgres}{'&' if '?' in postgres else '?'}options=-csearch_path%3D{schema}"
+    with engine.begin() as connection:
+        connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
+    engine.dispose()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a database that does not exist yet (PostgreSQL: of an empty schema)."""
+    if request.param == "postgresql":
+        return request.getfixturevalue("postgres_url")
+    return f"sqlite:///{tmp_path / 'new' / 'tuning.sqlite3'}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    with Store.open(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def sqlite_path(tmp_path: Path) -> Path:
+    return tmp_path / "tuning.sqlite3"
+
+
+DEVICE = DeviceRecord("cuda", "NVIDIA H200", "9.0", 132, 232448, memory_bytes=150_000_000_000)
+TOOLCHAIN = ToolchainRecord("2.13.0", "3.7.1", "13.0", "580.1", "abc123")
+PROBLEM = ProblemRecord("train", "bfloat16", "fp32", 4096, 128256, 16384)
+
+
+@pytest.fixture
+def device() -> DeviceRecord:
+    return DEVICE
+
+
+@pytest.fixture
+def problem() -> ProblemRecord:
+    return PROBLEM
+
+
+@pytest.fixture
+def toolchain() -> ToolchainRecord:
+    return TOOLCHAIN
+
+
+@pytest.fixture
+def measured() -> Callable[..., Measurement]:
+    """Build a measurement that is ok unless told otherwise."""
+
+    def build(median_ms: float | None = 1.5, **changes: Any) -> Measurement:
+        fields: dict[str, Any] = {
+            "device": DEVICE,
+            "toolchain": TOOLCHAIN,
+            "problem": PROBLEM,
+            "tokens": 16384,
+            "config": {"strategy": "chunked", "chunk": 2048},
+            "status": Status.OK if median_ms is not None else Status.CRASH,
+            "samples_ms": () if median_ms is None else (median_ms, median_ms * 1.25),
+            "median_ms": median_ms,
+            "spread_ms": None if median_ms is None else 0.125,
+        }
+        return Measurement(**(fields | changes))
+
+    return build

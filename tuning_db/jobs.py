@@ -1,0 +1,164 @@
+"""Queries on jobs; each takes the session it runs in.
+
+The changing ones run in a writing session, which is the only one of its kind at any moment (see
+``engine``): what they read is still so when they write, and a job is never claimed twice.
+Every change of state leaves a "state" event.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import and_, or_, select
+from sqlalchemy.orm import Session
+
+from flce_tune.tuning_db.models import JobEventRow, JobRow
+from flce_tune.tuning_db.records import JobState
+from flce_tune.tuning_db.rows import now, storable
+
+
+def submit(
+    session: Session, spec: Mapping[str, Any], priority: int, idempotency_key: str | None
+) -> JobRow:
+    """Queue a job, or find the one that was submitted with this key before."""
+    if idempotency_key is not None:
+        known = select(JobRow).where(JobRow.idempotency_key == idempotency_key)
+        if (row := session.scalars(known).one_or_none()) is not None:
+            return row
+    time = now(session)
+    row = JobRow(
+        id=str(uuid.uuid4()),
+        idempotency_key=idempotency_key,
+        spec=dict(spec),
+        state=JobState.QUEUED,
+        priority=priority,
+        message="",
+        created_at=time,
+        cancel_requested=False,
+        attempts=0,
+    )
+    session.add(row)
+    session.flush()
+    _note_state(session, row, time)
+    return row
+
+
+def get(session: Session, job_id: str) -> JobRow | None:
+    """Find a job."""
+    return session.scalars(select(JobRow).where(JobRow.id == job_id)).one_or_none()
+
+
+def find(
+    session: Session, states: Collection[JobState] | None, before: str | None, limit: int
+) -> list[JobRow]:
+    """List jobs, newest first, from the one submitted before ``before`` on."""
+    query = select(JobRow).order_by(JobRow.number.desc()).limit(limit)
+    if states is not None:
+        query = query.where(JobRow.state.in_(states))
+    if before is not None:
+        cursor = select(JobRow.number).where(JobRow.id == before).scalar_subquery()
+        query = query.where(JobRow.number < cursor)
+    return list(session.scalars(query))
+
+
+def claim(session: Session, owner: str, lease_seconds: float) -> JobRow | None:
+    """Take the next job: the highest priority, then the oldest, queued or left by a lost worker.
+
+    A lost worker's job that somebody wanted cancelled is cancelled instead.
+    """
+    time = now(session)
+    lost = and_(JobRow.state == JobState.RUNNING, JobRow.lease_expires_at < time)
+    query = (
+        select(JobRow)
+        .where(or_(JobRow.state == JobState.QUEUED, lost))
+        .order_by(JobRow.priority.desc(), JobRow.number)
+        .limit(1)
+    )
+    while (row := session.scalars(query).one_or_none()) is not None:
+        if row.cancel_requested:
+            _finish(session, row, JobState.CANCELLED, "cancelled; its worker was lost", time)
+            continue
+        row.state = JobState.RUNNING
+        row.attempts += 1
+        row.started_at = row.started_at or time
+        row.lease_owner = owner
+        row.lease_expires_at = time + timedelta(seconds=lease_seconds)
+        _note_state(session, row, time, owner=owner, attempt=row.attempts)
+        return row
+    return None
+
+
+def renew(session: Session, job_id: str, owner: str, lease_seconds: float) -> JobRow | None:
+    """Extend a lease; None if it is not this owner's any more."""
+    row = _leased(session, job_id, owner)
+    if row is not None:
+        row.lease_expires_at = now(session) + timedelta(seconds=lease_seconds)
+    return row
+
+
+def finish(session: Session, job_id: str, owner: str, state: JobState, message: str) -> bool:
+    """End a job; False if it is not this owner's any more."""
+    row = _leased(session, job_id, owner)
+    if row is None:
+        return False
+    _finish(session, row, state, message, now(session))
+    return True
+
+
+def request_cancel(session: Session, job_id: str) -> JobRow | None:
+    """Cancel a job at once if nobody runs it, else ask its worker to; None: no such job."""
+    row = get(session, job_id)
+    if row is None or row.state.final:
+        return row
+    time = now(session)
+    lost = row.lease_expires_at is not None and row.lease_expires_at < time
+    if row.state is JobState.QUEUED or lost:
+        _finish(session, row, JobState.CANCELLED, "cancelled on request", time)
+    elif not row.cancel_requested:
+        row.cancel_requested = True
+        _note_state(session, row, time, cancel_requested=True)
+    return row
+
+
+def add_event(session: Session, job_id: str, kind: str, data: Mapping[str, Any]) -> JobEventRow:
+    """Record that something happened to a job that exists."""
+    row = JobEventRow(job_id=job_id, kind=kind, data=dict(data), created_at=now(session))
+    session.add(row)
+    session.flush()
+    return row
+
+
+def find_events(session: Session, job_id: str, after_id: int, limit: int) -> list[JobEventRow]:
+    """List the events of a job, oldest first."""
+    query = (
+        select(JobEventRow)
+        .where(JobEventRow.job_id == job_id, JobEventRow.id > after_id)
+        .order_by(JobEventRow.id)
+        .limit(limit)
+    )
+    return list(session.scalars(query))
+
+
+def _leased(session: Session, job_id: str, owner: str) -> JobRow | None:
+    query = select(JobRow).where(
+        JobRow.id == job_id, JobRow.state == JobState.RUNNING, JobRow.lease_owner == owner
+    )
+    return session.scalars(query).one_or_none()
+
+
+def _finish(session: Session, row: JobRow, state: JobState, message: str, time: datetime) -> None:
+    row.state = state
+    row.message = storable(message)
+    row.finished_at = time
+    row.lease_owner = None
+    row.lease_expires_at = None
+    _note_state(session, row, time, message=row.message)
+
+
+def _note_state(session: Session, row: JobRow, time: datetime, **more: object) -> None:
+    data = {"state": row.state.value, **more}
+    session.add(JobEventRow(job_id=row.id, kind="state", data=data, created_at=time))
+    session.flush()

@@ -1,0 +1,273 @@
+"""The store: everything the rest of flce-tune reads from and writes to the tuning database."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from flce_tune.tuning_db import jobs, measurements, merging, rows, winners
+from flce_tune.tuning_db.engine import Database
+from flce_tune.tuning_db.faults import reading_rows
+from flce_tune.tuning_db.migrations import ensure_head
+from flce_tune.tuning_db.models import JobRow
+from flce_tune.tuning_db.records import (
+    DeviceRecord,
+    Job,
+    JobEvent,
+    JobState,
+    Measurement,
+    Miss,
+    ProblemRecord,
+    Status,
+    ToolchainRecord,
+    Winner,
+)
+
+
+class Store:
+    """One tuning database. Thread-safe; open one per process and URL.
+
+    Every method is one transaction. Each may raise StoreUnavailableError (locked for longer than
+    30 s, unreachable, not writable) or StoreCorruptError (damaged); a reader never waits for a
+    writer. All times are UTC.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, url: str, *, create: bool = True, read_only: bool = False) -> Store:
+        """Open the database at a SQLAlchemy URL.
+
+        Args:
+            url: ``sqlite:///file`` or ``postgresql://user:password@host/database``.
+            create: make what is missing: folders, file and tables. An empty file counts as
+                missing, since SQLite makes one before it writes.
+            read_only: never write; implies ``create=False``.
+
+        Raises:
+            StoreUnavailableError: it cannot be opened or created, or is not there.
+            StoreCorruptError: it is no database, or a damaged one.
+            SchemaMismatchError: its schema is not this version's.
+        """
+        database = Database(url, create=create, read_only=read_only)
+        try:
+            ensure_head(database, create=create and not read_only)
+        except BaseException:
+            database.close()
+            raise
+        return cls(database)
+
+    @property
+    def url(self) -> str:
+        """The URL, normalised, with its password: for another ``open``, not for display."""
+        return self._database.url.render_as_string(hide_password=False)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._database.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # Measurements
+
+    def add_measurement(self, measurement: Measurement) -> Measurement:
+        """Append a measurement; returns it with its id and, if it had none, creation time."""
+        with self._database.writing() as session:
+            (row,) = measurements.add(session, [measurement])
+            return rows.measurement_record(row)
+
+    def add_measurements(self, records: Iterable[Measurement]) -> int:
+        """Append many measurements, all or none; returns how many."""
+        with self._database.writing() as session:
+            return len(measurements.add(session, records))
+
+    def measurements(
+        self,
+        *,
+        device: DeviceRecord | None = None,
+        problem: ProblemRecord | None = None,
+        status: Status | None = None,
+        after_id: int = 0,
+        limit: int | None = None,
+    ) -> list[Measurement]:
+        """List measurements by id, which is the order they were stored in."""
+        where = measurements.matching(device, problem, status, after_id)
+        with self._reading() as session:
+            return measurements.find(session, where, limit)
+
+    def count_measurements(
+        self,
+        *,
+        device: DeviceRecord | None = None,
+        problem: ProblemRecord | None = None,
+        status: Status | None = None,
+        after_id: int = 0,
+    ) -> int:
+        """Count what ``measurements`` would list."""
+        where = measurements.matching(device, problem, status, after_id)
+        with self._reading() as session:
+            return measurements.count(session, where)
+
+    def measured_configs(
+        self, device: DeviceRecord, problem: ProblemRecord, tokens: int, toolchain: ToolchainRecord
+    ) -> dict[str, Measurement]:
+        """Find the latest measurement of each config, keyed by ``canonical_config``."""
+        with self._reading() as session:
+            return measurements.latest_by_config(session, device, problem, tokens, toolchain)
+
+    def devices(self) -> list[DeviceRecord]:
+        """List all devices, by name."""
+        with self._reading() as session:
+            return measurements.devices(session)
+
+    def problems(self, device: DeviceRecord | None = None) -> list[ProblemRecord]:
+        """List all problems, or those measured on a device, by V, D and N."""
+        with self._reading() as session:
+            return measurements.problems(session, device)
+
+    def toolchains(self) -> list[ToolchainRecord]:
+        """List all toolchains, oldest first."""
+        with self._reading() as session:
+            return measurements.toolchains(session)
+
+    # Winners
+
+    def set_winners(
+        self, device: DeviceRecord, problem: ProblemRecord, front: Sequence[Winner]
+    ) -> None:
+        """Replace the winners of a device and problem by ``front``, all or none.
+
+        Raises:
+            ValueError: a winner's measurement is not stored, not ok, or of another device or
+                problem.
+        """
+        with self._database.writing() as session:
+            winners.replace_winners(session, device, problem, front)
+
+    def winners(
+        self,
+        *,
+        device: DeviceRecord | None = None,
+        architecture: str | None = None,
+        problem: ProblemRecord | None = None,
+    ) -> list[Winner]:
+        """List winners, fastest first."""
+        with self._reading() as session:
+            return winners.find_winners(session, device, architecture, problem)
+
+    def merge(self, records: Sequence[Measurement], front: Iterable[Winner]) -> tuple[int, int]:
+        """Add what is not there yet; see ``merging.merge``."""
+        with self._database.writing() as session:
+            return merging.merge(session, records, front)
+
+    # Misses
+
+    def note_misses(self, misses: Iterable[Miss]) -> None:
+        """Add to the counts of what the dispatcher had no exact winner for."""
+        with self._database.writing() as session:
+            winners.note_misses(session, misses)
+
+    def misses(self, device: DeviceRecord | None = None, limit: int = 100) -> list[Miss]:
+        """List misses, most frequent first."""
+        with self._reading() as session:
+            return winners.find_misses(session, device, limit)
+
+    def clear_miss(self, device: DeviceRecord, problem: ProblemRecord) -> None:
+        """Forget a miss, if there is one."""
+        with self._database.writing() as session:
+            winners.clear_miss(session, device, problem)
+
+    # Jobs
+
+    def submit_job(
+        self, spec: Mapping[str, Any], *, priority: int = 0, idempotency_key: str | None = None
+    ) -> Job:
+        """Queue a job; with a key seen before, return the job it made then."""
+        with self._database.writing() as session:
+            return rows.job_record(jobs.submit(session, spec, priority, idempotency_key))
+
+    def job(self, job_id: str) -> Job | None:
+        """Find a job."""
+        with self._reading() as session:
+            return _job(jobs.get(session, job_id))
+
+    def jobs(
+        self,
+        *,
+        states: Collection[JobState] | None = None,
+        before: str | None = None,
+        limit: int = 50,
+    ) -> list[Job]:
+        """List jobs, newest first.
+
+        Args:
+            states: only these; None: all.
+            before: id of the last job of the page before; none follow an unknown one.
+            limit: how many at most.
+        """
+        with self._reading() as session:
+            return [rows.job_record(row) for row in jobs.find(session, states, before, limit)]
+
+    def claim_job(self, owner: str, lease_seconds: float) -> Job | None:
+        """Take the next job, or one whose worker let its lease expire; None: nothing to do.
+
+        No two claims return the same job while its lease lasts. ``owner`` must be unique to one
+        start of one worker.
+        """
+        with self._database.writing() as session:
+            return _job(jobs.claim(session, owner, lease_seconds))
+
+    def renew_lease(self, job_id: str, owner: str, lease_seconds: float) -> Job | None:
+        """Extend a lease from now on; None: the job was taken over or is finished."""
+        with self._database.writing() as session:
+            return _job(jobs.renew(session, job_id, owner, lease_seconds))
+
+    def finish_job(self, job_id: str, owner: str, state: JobState, message: str = "") -> bool:
+        """End a job; False if it was taken over or is finished already.
+
+        Raises:
+            ValueError: ``state`` is not a final one.
+        """
+        if not state.final:
+            raise ValueError(f"a job ends succeeded, failed or cancelled, not {state.value}")
+        with self._database.writing() as session:
+            return jobs.finish(session, job_id, owner, state, message)
+
+    def request_cancel(self, job_id: str) -> Job | None:
+        """Cancel a queued job at once, ask a running one's worker to; None: no such job."""
+        with self._database.writing() as session:
+            return _job(jobs.request_cancel(session, job_id))
+
+    def add_event(self, job_id: str, kind: str, data: Mapping[str, Any]) -> JobEvent:
+        """Record that something happened to a job.
+
+        Raises:
+            ValueError: no such job, or ``data`` is not plain JSON (NaN is not).
+        """
+        with self._database.writing() as session:
+            if jobs.get(session, job_id) is None:
+                raise ValueError(f"there is no job {job_id!r}")
+            return rows.event_record(jobs.add_event(session, job_id, kind, data))
+
+    def events(self, job_id: str, after_id: int = 0, limit: int = 1000) -> list[JobEvent]:
+        """List the events of a job after ``after_id``, oldest first."""
+        with self._reading() as session:
+            found = jobs.find_events(session, job_id, after_id, limit)
+            return [rows.event_record(row) for row in found]
+
+    @contextmanager
+    def _reading(self) -> Iterator[Session]:
+        with self._database.reading() as session, reading_rows(self._database.url):
+            yield session
+
+
+def _job(row: JobRow | None) -> Job | None:
+    return None if row is None else rows.job_record(row)
