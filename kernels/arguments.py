@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -50,11 +51,8 @@ def check_tensors(
         hint = _unmaterialised(weight)
         raise ValueError(f"weight must be [V, D], got shape {tuple(weight.shape)}{hint}")
     vocab, hidden = weight.shape
-    if weight.numel() == 0 or hasattr(weight, "ds_id"):
-        if weight.numel() == 0:
-            raise ValueError(
-                f"weight is empty, shape {tuple(weight.shape)}{_unmaterialised(weight)}"
-            )
+    if weight.numel() == 0:
+        raise ValueError(f"weight is empty, shape {tuple(weight.shape)}{_unmaterialised(weight)}")
     if x.dim() < 1 or x.shape[-1] != hidden:
         raise ValueError(
             f"x must be [..., D] with D = {hidden} as in weight {tuple(weight.shape)}, "
@@ -159,7 +157,7 @@ def _rows_aligned(tensor: Tensor) -> Tensor:
 
 
 def problem_of(
-    inputs: Inputs, loss: LossSpec, wanted: Wanted, accumulate: Accumulate, *, per_token: bool
+    inputs: Inputs, loss: LossSpec, wanted: Wanted, accumulate: str, *, per_token: bool
 ) -> Problem:
     """Describe a call."""
     mode: Mode = "eval"
@@ -180,6 +178,6 @@ def problem_of(
         vocab=inputs.weight.shape[0],
         dtype=DTYPE_NAMES[inputs.x.dtype],
         mode=mode,
-        accumulate=accumulate,
+        accumulate=cast(Accumulate, accumulate),
         features=tuple(sorted(name for name in FEATURES if present[name])),
     )

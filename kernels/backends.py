@@ -58,9 +58,9 @@ def has_triton() -> bool:
 def backend_of(tensor: Tensor) -> Backend:
     """Choose the primitives for tensors like this one."""
     if tensor.device.type == "cuda" and tensor.dtype != torch.float64 and has_triton():
-        from flce_tune.kernels.triton import backend
+        from flce_tune.kernels.triton import backend as triton_backend
 
-        return backend
+        return triton_backend
     from flce_tune.kernels import torch_backend
 
     return torch_backend
@@ -92,4 +92,5 @@ def logits_buffer(rows: int, columns: int, like: Tensor) -> Tensor:
     """
     unit = 128 // like.element_size()
     stride = -(-columns // unit) * unit
-    return like.new_empty(rows, stride)[:, :columns]
+    buffer: Tensor = like.new_empty(rows, stride)
+    return buffer[:, :columns]

@@ -72,7 +72,7 @@ def fused_loss(
         if len(x) == 0:
             statistics, gradients = _nothing(x, weight, wanted)
         else:
-            problem = problem_of(inputs, loss, wanted, accumulate, per_token=False)  # type: ignore[arg-type]
+            problem = problem_of(inputs, loss, wanted, accumulate, per_token=False)
             statistics, gradients = selection.run(
                 problem, describe_device(x.device), workspace_limit, config, work
             )
@@ -82,6 +82,10 @@ def fused_loss(
         if applied is row_weight:
             left = torch.where((row_weight != 0).any(), factor, 0.0)
         empty = x.new_empty(0)
+        dx, dw, db = (
+            x.new_empty(0) if gradient is None else gradient
+            for gradient in (gradients.dx, gradients.dw, gradients.db)
+        )
         return (
             value,
             rows,
@@ -89,10 +93,9 @@ def fused_loss(
             empty if statistics.mean_logit is None else statistics.lse - statistics.mean_logit,
             empty.long() if statistics.prediction is None else statistics.prediction,
             left,
-            *(
-                empty.clone() if gradient is None else gradient
-                for gradient in (gradients.dx, gradients.dw, gradients.db)
-            ),
+            dx,
+            dw,
+            db,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -243,7 +244,7 @@ class _Call:
             *self._choice(),
         )  # fmt: skip
         if not self.outputs:
-            return value
+            return cast(Tensor, value)
         return self._collect(value, rows, lse, entropy, prediction, shape, drop_last=drop_last)
 
     def rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -252,7 +253,7 @@ class _Call:
             *self._tensors(), *self._scalars(), *self._statistics(), self.check_targets,
             *self._choice(),
         )  # fmt: skip
-        return result  # type: ignore[no-any-return]
+        return cast("tuple[Tensor, Tensor, Tensor, Tensor]", result)
 
     def per_row(
         self,
@@ -368,7 +369,7 @@ class LinearCrossEntropy(nn.Module):
         loss = LossSpec(ignore_index, label_smoothing, softcap, logit_scale, z_loss)
         check_loss(loss, reduction, accumulate, outputs)
         self.register_buffer("class_weight", class_weight, persistent=False)
-        self.options = {
+        self.options: dict[str, Any] = {
             "ignore_index": ignore_index,
             "reduction": reduction,
             "label_smoothing": label_smoothing,

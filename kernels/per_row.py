@@ -18,7 +18,6 @@ from flce_tune.kernels.arguments import check_target_range, prepare, problem_of
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.strategies.base import Gradients, LossSpec, Statistics, Wanted
-from flce_tune.kernels.strategies.common import gradient_dtype
 
 
 @torch.library.custom_op("flce_tune::row_loss", mutates_args=())
@@ -51,7 +50,7 @@ def row_loss(
         if check_targets or x.device.type == "cpu":
             check_target_range(target, weight.shape[0], ignore_index)
         inputs = prepare(x, weight, target, bias, class_weight)
-        problem = problem_of(inputs, loss, wanted, accumulate, per_token=True)  # type: ignore[arg-type]
+        problem = problem_of(inputs, loss, wanted, accumulate, per_token=True)
 
         def work(chosen: Config) -> Statistics:
             return strategies.get(chosen.strategy).evaluate(inputs, loss, wanted, chosen)
@@ -139,7 +138,7 @@ def row_loss_backward(
             mean_logit=None if grad_entropy is None else lse - entropy,
         )
         given = losses.coefficients(inputs, statistics, row_weight, loss, grad_lse, grad_entropy)
-        problem = problem_of(inputs, loss, wanted, accumulate, per_token=True)  # type: ignore[arg-type]
+        problem = problem_of(inputs, loss, wanted, accumulate, per_token=True)
 
         def work(chosen: Config) -> Gradients:
             strategy = strategies.get(chosen.strategy)

@@ -97,7 +97,7 @@ class Device:
         return f"sm_{self.capability[0]}{self.capability[1]}" if self.kind == "cuda" else "cpu"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def describe_device(device: torch.device) -> Device:
     """Describe a torch device (``cuda`` with an index, or ``cpu``)."""
     if device.type == "cuda":
@@ -107,7 +107,7 @@ def describe_device(device: torch.device) -> Device:
             name=" ".join(properties.name.split()),
             capability=(properties.major, properties.minor),
             sm_count=properties.multi_processor_count,
-            shared_memory_per_block=properties.shared_memory_per_block_optin,
+            shared_memory_per_block=int(properties.shared_memory_per_block_optin),  # type: ignore[attr-defined]
             memory_bytes=properties.total_memory,
         )
     if device.type == "cpu":

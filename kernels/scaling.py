@@ -32,7 +32,7 @@ def scaled(
     """tensor·factor in ``dtype``; the tensor itself, overwritten, when its graph is used up."""
     if torch.is_grad_enabled():  # create_graph=True: the result must say that it cannot follow
         linked = factor if factor.requires_grad else factor.detach().requires_grad_()
-        return _Scale.apply(tensor, linked, dtype)  # type: ignore[no-any-return]
+        return _Scale.apply(tensor, linked, dtype)  # type: ignore[no-any-return, no-untyped-call]
     traced = type(tensor) is not Tensor
     if traced or tensor.dtype != dtype or _graph_is_kept():
         return (tensor * factor).to(dtype)

@@ -23,10 +23,12 @@ def logits(
     inputs: Inputs,
     loss: LossSpec,
     wanted: Wanted,
-    out: Tensor,  # [n, V], compute dtype; holds the raw logits afterwards
+    out: Tensor | None,  # [n, V], compute dtype; holds the raw logits afterwards
     tile: Tile | None,
 ) -> Statistics:
     """Compute raw logits into ``out`` and return their statistics."""
+    if out is None:
+        raise ValueError("plain torch computes statistics from stored logits, got out=None")
     raw_logits(inputs, out)
     return statistics(out, inputs, loss, wanted)
 
@@ -92,10 +94,10 @@ def gradient_(
         torch.where(inside, -coefficients.b, 0.0)[:, None],
     )
     if coefficients.e is not None:
-        of_class = 1.0
+        uniform = coefficients.e[:, None]
         if inputs.class_weight is not None:
-            of_class = inputs.class_weight[first_column : first_column + columns]
-        gradient -= coefficients.e[:, None] * of_class
+            uniform = uniform * inputs.class_weight[first_column : first_column + columns]
+        gradient -= uniform
     gradient *= logits_derivative(z, loss)
     active = coefficients.a != 0
     for other in (coefficients.b, coefficients.c, coefficients.e):

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer, part_size
-from flce_tune.kernels.config import Config, Tile
-from flce_tune.kernels.limits import TENSOR_CORE_DTYPES, reject_tile
-from flce_tune.kernels.problem import DTYPES, Device, Problem
+from flce_tune.kernels.config import Config
+from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.products import Sum, multiply
 from flce_tune.kernels.strategies import common
 from flce_tune.kernels.strategies.base import (
@@ -53,14 +52,15 @@ class Chunked:
         return common.reject_tiles(config, problem, device, accumulated="dw")
 
     def space(self, problem: Problem, device: Device) -> Iterator[Config]:
-        """Chunks and accumulators first, then each GEMM's tile around the default chunk."""
-        for chunk in CHUNKS:
-            if chunk < problem.tokens:
-                for accumulator in common.accumulators(problem):
-                    for products in common.gemm_choices(problem, device):
-                        yield Config(self.name, chunk=chunk, accumulator=accumulator, **products)
-        if problem.tokens <= CHUNKS[0]:
-            yield self.default(problem, device)
+        """Every chunk and accumulator with the base GEMMs; every GEMM at the default chunk."""
+        usual = self.default(problem, device).chunk
+        for chunk in sorted({*CHUNKS, usual or CHUNKS[0]}):
+            if chunk >= problem.tokens and chunk != usual:
+                continue
+            choose = common.gemm_variations if chunk == usual else common.gemm_bases
+            for accumulator in common.accumulators(problem):
+                for products in choose(problem, device):
+                    yield products.config(self.name, chunk=chunk, accumulator=accumulator)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """Chunks of 512 MiB of logits: long enough for the GEMMs to run at full rate."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,24 +23,56 @@ from flce_tune.kernels.strategies.base import (
 EVALUATION_BYTES = 48 << 20
 """Budget of an evaluation's logits or tile statistics."""
 
-LOGITS_TILES = (
-    Tile(128, 256, 64, num_warps=8, num_stages=3),
-    Tile(128, 256, 64, num_warps=8, num_stages=4),
-    Tile(256, 128, 64, num_warps=8, num_stages=3),
-    Tile(128, 128, 64, num_warps=4, num_stages=3),
-    Tile(128, 128, 32, num_warps=8, num_stages=4),
-    Tile(64, 128, 64, num_warps=4, num_stages=3),
-)
-DX_TILES = (
-    Tile(128, 64, 256, num_warps=8, num_stages=3),
-    Tile(128, 64, 128, num_warps=4, num_stages=3),
-    Tile(128, 32, 128, num_warps=8, num_stages=4),
-)
-DW_TILES = (
-    Tile(64, 128, 256, num_warps=8, num_stages=3),
-    Tile(64, 128, 128, num_warps=4, num_stages=3),
-    Tile(32, 128, 128, num_warps=8, num_stages=4),
-)
+GEMMS = {"logits": "d", "dx": "v", "dw": "n"}
+"""Each GEMM of a config and the dimension it sums over."""
+
+TILES: dict[str, tuple[Tile, ...]] = {
+    "logits": (
+        Tile(128, 256, 64, num_warps=8, num_stages=3, group=8),
+        Tile(128, 256, 64, num_warps=8, num_stages=4, group=8),
+        Tile(128, 256, 64, num_warps=8, num_stages=3, group=16),
+        Tile(256, 128, 64, num_warps=8, num_stages=3, group=8),
+        Tile(128, 128, 64, num_warps=4, num_stages=3, group=8),
+        Tile(128, 128, 32, num_warps=4, num_stages=3, group=8),
+    ),
+    "dx": (
+        Tile(128, 64, 256, num_warps=8, num_stages=3, group=8),
+        Tile(128, 64, 256, num_warps=8, num_stages=4, group=8),
+        Tile(128, 64, 256, num_warps=8, num_stages=3, group=16),
+        Tile(256, 64, 128, num_warps=8, num_stages=3, group=8),
+        Tile(128, 64, 128, num_warps=4, num_stages=3, group=8),
+        Tile(128, 32, 128, num_warps=4, num_stages=3, group=8),
+    ),
+    "dw": (
+        Tile(64, 128, 256, num_warps=8, num_stages=3, group=8),
+        Tile(64, 128, 256, num_warps=8, num_stages=4, group=8),
+        Tile(64, 128, 256, num_warps=8, num_stages=3, group=16),
+        Tile(64, 256, 128, num_warps=8, num_stages=3, group=8),
+        Tile(64, 128, 128, num_warps=4, num_stages=3, group=8),
+        Tile(32, 128, 128, num_warps=4, num_stages=3, group=8),
+    ),
+}
+"""Per GEMM, the preferred tile of Hopper first; small ones at the end fit every GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gemms:
+    """How the three GEMMs run; None is cuBLAS."""
+
+    logits: Tile | None = None
+    dx: Tile | None = None
+    dw: Tile | None = None
+
+    def config(
+        self,
+        strategy: str,
+        *,
+        chunk: int | None = None,
+        slab: int | None = None,
+        accumulator: Accumulator = "fp32",
+    ) -> Config:
+        """Complete a config."""
+        return Config(strategy, chunk, slab, self.logits, self.dx, self.dw, accumulator)
 
 
 def gradient_dtype(compute: torch.dtype) -> torch.dtype:
@@ -71,7 +103,7 @@ def reject_accumulator(config: Config, problem: Problem) -> str | None:
 
 def reject_tiles(config: Config, problem: Problem, device: Device, accumulated: str) -> str | None:
     """Say why one of the tiles cannot run, or None; ``accumulated`` is "dx" or "dw"."""
-    for name, contraction in (("logits", "d"), ("dx", "v"), ("dw", "n")):
+    for name, contraction in GEMMS.items():
         tile = getattr(config, name)
         accumulator = config.accumulator if name == accumulated else ""
         if tile and (reason := reject_tile(tile, contraction, problem, device, accumulator)):
@@ -79,20 +111,42 @@ def reject_tiles(config: Config, problem: Problem, device: Device, accumulated: 
     return None
 
 
-def gemm_choices(problem: Problem, device: Device) -> Iterator[dict[str, Any]]:
-    """cuBLAS for all three GEMMs, then every combination with valid tiles."""
+def gemms(problem: Problem) -> tuple[str, ...]:
+    """The GEMMs a problem needs."""
+    return {
+        "train": ("logits", "dx", "dw"),
+        "train_frozen_weight": ("logits", "dx"),
+        "eval": ("logits",),
+    }[problem.mode]
 
-    def valid(tiles: Sequence[Tile], contraction: str) -> list[Tile | None]:
-        fitting = [t for t in tiles if reject_tile(t, contraction, problem, device) is None]
-        return [None, *fitting]
 
-    for logits in valid(LOGITS_TILES, "d"):
-        if problem.mode == "eval":
-            yield {"logits": logits}
-            continue
-        for dx in valid(DX_TILES, "v"):
-            for dw in valid(DW_TILES, "n") if problem.mode == "train" else [None]:
-                yield {"logits": logits, "dx": dx, "dw": dw}
+def gemm_bases(problem: Problem, device: Device) -> list[Gemms]:
+    """All cuBLAS, and all with the first tile that fits, where tiles fit at all."""
+    none = Gemms()
+    first = Gemms(**{n: next(iter(_fitting(n, problem, device)), None) for n in gemms(problem)})
+    return [none] if first == none else [none, first]
+
+
+def gemm_variations(problem: Problem, device: Device) -> Iterator[Gemms]:
+    """The bases, then the last base with one GEMM at a time changed to each other choice.
+
+    The GEMMs run one after the other, so their times add up and each can be chosen by itself;
+    the tuner combines the best of each afterwards.
+    """
+    bases = gemm_bases(problem, device)
+    yield from bases
+    for name in gemms(problem):
+        for tile in (None, *_fitting(name, problem, device)):
+            yield replace(bases[-1], **{name: tile})
+
+
+def _fitting(name: str, problem: Problem, device: Device) -> list[Tile]:
+    return [
+        tile
+        for tile in TILES[name]
+        if reject_tile(tile, GEMMS[name], problem, device, "fp32") is None
+        or reject_tile(tile, GEMMS[name], problem, device) is None
+    ]
 
 
 def logits_bytes(rows: int, columns: int, problem: Problem, tile: Tile | None) -> int:

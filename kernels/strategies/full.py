@@ -22,9 +22,9 @@ class Full(Chunked):
         return self._reject_common(config, problem, device)
 
     def space(self, problem: Problem, device: Device) -> Iterator[Config]:
-        """Every choice of the three GEMMs."""
-        for products in common.gemm_choices(problem, device):
-            yield Config(self.name, **products)
+        """The base GEMMs, and every choice of each."""
+        for products in common.gemm_variations(problem, device):
+            yield products.config(self.name)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """cuBLAS everywhere."""

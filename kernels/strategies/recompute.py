@@ -17,7 +17,6 @@ from torch import Tensor
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer, part_size
 from flce_tune.kernels.config import Config
-from flce_tune.kernels.limits import reject_tile
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.products import Sum, multiply
 from flce_tune.kernels.strategies import common
@@ -51,14 +50,15 @@ class Recompute:
         return common.reject_tiles(config, problem, device, accumulated="dx")
 
     def space(self, problem: Problem, device: Device) -> Iterator[Config]:
-        """Slabs, accumulators of dX, and every choice of the GEMMs."""
-        for slab in SLABS:
-            if slab < problem.vocab:
-                for accumulator in common.accumulators(problem):
-                    for products in common.gemm_choices(problem, device):
-                        yield Config(self.name, slab=slab, accumulator=accumulator, **products)
-        if problem.vocab <= SLABS[0]:
-            yield self.default(problem, device)
+        """Every slab and accumulator with the base GEMMs; every GEMM at the default slab."""
+        usual = self.default(problem, device).slab
+        for slab in sorted({*SLABS, usual or SLABS[0]}):
+            if slab >= problem.vocab and slab != usual:
+                continue
+            choose = common.gemm_variations if slab == usual else common.gemm_bases
+            for accumulator in common.accumulators(problem):
+                for products in choose(problem, device):
+                    yield products.config(self.name, slab=slab, accumulator=accumulator)
 
     def default(self, problem: Problem, device: Device) -> Config:
         """Slabs of 256 MiB of logits."""

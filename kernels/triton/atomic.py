@@ -123,7 +123,7 @@ def atomic_kernel(
     if WANT_MEAN:
         tl.store(mean_logit_ptr + row, moment / total)
     if WANT_PREDICTION:
-        tl.store(prediction_ptr + row, best.to(tl.int64))
+        tl.store(prediction_ptr + row, best)
     if r == 0.0 or not (NEED_DX or NEED_DW or NEED_DB):
         return
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from flce_tune.kernels.config import Accumulator, Tile
 from flce_tune.kernels.limits import programs_per_sm
-from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.loss import weight_total
+from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.strategies.base import Inputs, LossSpec, Statistics, Wanted
 from flce_tune.kernels.triton.atomic import atomic_kernel
 from flce_tune.kernels.triton.backend import (
