@@ -16,6 +16,7 @@ from flce_tune.kernels.op import LossOutputs, linear_cross_entropy
 from flce_tune.kernels.problem import Problem
 from flce_tune.sweep.check import Checker, WrongResultError, poisoned
 from flce_tune.sweep.inputs import make_inputs, plain_loss
+from flce_tune.sweep.resources import watched_kernels
 
 STATISTICS = ("entropy", "prediction")  # asked for by problems with that feature
 
@@ -30,6 +31,9 @@ class Trial:
     workspace_bytes: int  # measured on a GPU, estimated on a CPU
     errors: dict[str, float] = field(default_factory=dict)  # relative, by output name
     clocks_mhz: int | None = None
+    registers: int | None = None  # of the largest Triton kernel, if there is one
+    spills: int | None = None
+    shared_memory: int | None = None  # bytes per block
 
 
 class Bench(Protocol):
@@ -87,7 +91,7 @@ class OpBench:
         """Check the config, then time one run and take its workspace."""
         if self._checker is None:
             self._checker = Checker(self._problem, self._inputs, self._seed)
-        with poisoned():
+        with poisoned(), watched_kernels() as kernels:
             outputs = self._run(config)
         self._synchronize()
         self._warm.add(config)
@@ -95,7 +99,15 @@ class OpBench:
         del outputs
         sample_ms, workspace = self._timed_with_workspace(config)
         self._require_untouched_inputs()
-        return Trial(sample_ms, workspace, errors, _clock_mhz(self._device))
+        return Trial(
+            sample_ms,
+            workspace,
+            errors,
+            _clock_mhz(self._device),
+            kernels.registers,
+            kernels.spills,
+            kernels.shared_memory,
+        )
 
     def time(self, config: Config) -> float:
         """Time one run of a config that passed its trial, in ms."""

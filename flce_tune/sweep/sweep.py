@@ -335,6 +335,9 @@ class ProblemSweep:
             workspace_bytes=racer.workspace,
             errors=trial.errors,
             clocks_mhz=trial.clocks_mhz,
+            registers=trial.registers,
+            spills=trial.spills,
+            shared_memory=trial.shared_memory,
         )
 
     def _failed(self, config: Config, error: CandidateError) -> Measurement:
