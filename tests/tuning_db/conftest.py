@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
 
 from flce_tune.tuning_db.records import (
     DeviceRecord,
@@ -32,7 +33,7 @@ def postgres() -> str:
     engine = create_engine(server, connect_args={"connect_timeout": 3})
     try:
         engine.connect().close()
-    except Exception as error:  # whatever the driver says, it is the reason of the skip
+    except OperationalError as error:
         pytest.skip(f"no PostgreSQL answers (FLCE_TUNE_TEST_POSTGRES): {error}")
     finally:
         engine.dispose()
