@@ -8,14 +8,15 @@ job which another service takes over is never run twice at once.
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import torch
@@ -29,7 +30,10 @@ from flce_tune.sweep.sweep import sweep
 from flce_tune.tuning_db.records import Job, JobState, Measurement, Winner
 from flce_tune.tuning_db.store import Store
 
-EXIT_SECONDS = 5.0  # a process that has told its outcome gets this long to exit
+BOOT = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from flce_tune.service.job_process import main; main(int(sys.argv[1]))"
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,69 +50,65 @@ class JobProcess:
     """A running job, seen from the process that started it. For use by one thread."""
 
     def __init__(self, database_url: str, job: Job) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_main,
-            args=(database_url, job.id, dict(job.spec), theirs),
-            name=f"flce-tune job {job.id}",
+        self._connection, theirs = Pipe()
+        # Not multiprocessing, which would import the program that serves a second time. A session
+        # of its own: to be killed as one group, and no Ctrl-C from the service's terminal.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", BOOT, str(theirs.fileno()), *filter(None, sys.path)],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
-        self._process.start()
         theirs.close()
         self._outcome: Outcome | None = None
         self._kill_at: float | None = None
+        self._send((database_url, job.id, dict(job.spec)))
 
     @property
     def pid(self) -> int:
         """Of the process, which also leads its own process group."""
-        assert self._process.pid is not None
         return self._process.pid
 
     def wait(self, seconds: float) -> Outcome | None:
         """Wait for the end, ``seconds`` at most. None: still running."""
-        ready = wait([self._connection, self._process.sentinel], timeout=seconds)
-        if self._connection in ready:
+        if self._outcome is None and self._connection.poll(seconds):
             self._receive()
-        if self._outcome is not None:
-            self._process.join(EXIT_SECONDS)
-        elif self._process.is_alive():
+        if self._outcome is None:
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self.kill()
             return None
-        self._receive()
         self.kill()
         self._connection.close()
-        return self._outcome or self._died()
+        return self._outcome
 
     def stop(self, grace_seconds: float) -> None:
         """Ask the sweep to end after the running config; kill it once the grace is over."""
         if self._kill_at is None:
             self._kill_at = time.monotonic() + grace_seconds
-            try:
-                self._connection.send("stop")
-            except OSError:
-                log.debug("job process %d had already closed its pipe", self.pid)
+            self._send("stop")
 
     def kill(self) -> None:
-        """End the process and all its workers now."""
-        try:
+        """End the process and all its workers now. Safe to call twice."""
+        if self._process.returncode is None:
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            # It has not come to lead its group yet, or has already gone.
-            self._process.kill()
-        self._process.join()
+            self._process.wait()
+
+    def _send(self, message: object) -> None:
+        try:
+            self._connection.send(message)
+        except OSError:
+            log.debug("job process %d has gone already", self.pid)
 
     def _receive(self) -> None:
         try:
-            if self._outcome is None and self._connection.poll():
-                self._outcome = self._connection.recv()
+            self._outcome = self._connection.recv()
         except (EOFError, ConnectionResetError):
-            log.debug("job process %d closed its pipe", self.pid)
+            self._outcome = self._died()
 
     def _died(self) -> Outcome:
+        code = self._process.wait()
         if self._kill_at is not None:
             return Outcome(None, "killed, because it did not stop in time")
-        code = self._process.exitcode or 0
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return Outcome(JobState.FAILED, f"the sweep's process ended {how}")
 
@@ -160,14 +160,16 @@ class JobEvents(SweepEvents):
         self._store.add_event(self._job_id, kind, data)
 
 
-def _main(database_url: str, job_id: str, spec: dict[str, Any], connection: Connection) -> None:
-    os.setsid()  # a group to be killed as one, and no Ctrl-C from the service's terminal
+def main(descriptor: int) -> None:
+    """Run the job that comes over an inherited socket, and tell the outcome over it."""
+    connection: Connection[Any, Any] = Connection(descriptor)
+    database_url, job_id, spec = connection.recv()
     stop = threading.Event()
     threading.Thread(target=_obey, args=(connection, stop), daemon=True).start()
     connection.send(_run(database_url, job_id, spec, stop))
 
 
-def _obey(connection: Connection, stop: threading.Event) -> None:
+def _obey(connection: Connection[Any, Any], stop: threading.Event) -> None:
     try:
         while True:
             connection.recv()

@@ -126,6 +126,19 @@ def test_a_job_that_cannot_run_here_fails_with_the_reason(start: Start):
     assert client.get("/healthz").status_code == 200
 
 
+def test_a_stopped_service_gives_its_job_back_and_ends_open_streams(start: Start, url: str):
+    process, client = start()
+    job = client.post("/v1/jobs", json=job_body(SLOWER)).json()["id"]
+    with contextlib.suppress(httpx.TransportError):
+        for kind, _ in follow(client, job):
+            if kind == "progress":
+                process.terminate()
+    process.wait()
+    with Store.open(url) as store:
+        assert store.job(job).state is JobState.RUNNING
+        assert store.claim_job("the next service", 60).id == job
+
+
 def test_a_job_of_a_killed_service_is_resumed_and_nothing_is_measured_twice(start: Start, url: str):
     process, client = start()
     job = client.post("/v1/jobs", json=job_body(SLOWER)).json()["id"]
