@@ -1,9 +1,11 @@
-"""Which configs a sweep measures: the whole space, or a guided walk through a large one.
+"""Which configs a sweep measures: the whole space, or a guided walk from it.
 
-A space is nearly separable: which tile suits one GEMM hardly depends on the tiles of the others.
-So a large space is walked one field at a time, from the analytic default: measure all values of a
-field with the others held fixed, keep the best, go on to the next field, until a whole round of
-fields brings nothing. Strategies and accumulators are walked separately, in turns.
+Where GEMMs have tiles, the strategies propose each tile once, and the combinations are left to
+the walk: the GEMMs run one after the other, so which tile suits one hardly depends on the others.
+The walk starts at the analytic default and changes one field at a time: it measures all proposed
+values of a field with the others held fixed, keeps the best, goes on to the next field, until a
+whole round of fields brings nothing. Strategies and accumulators are walked separately, in turns;
+one that starts hopelessly far behind the others is left alone.
 """
 
 from __future__ import annotations
@@ -11,20 +13,23 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.sweep.events import SweepOptions
 
-EXHAUSTIVE = 64  # configs: a space this small is measured whole
-WALK_BUDGET = 160  # configs, of a larger one
+WALK_BUDGET = 160  # configs
 QUICK_BUDGET = 40
+REVISITED = 3  # values of a field that are measured again after other fields have changed
 GAIN = 0.995  # a step of the walk must be this much faster
+HOPELESS = 4.0  # times the best walk's best: tiles do not make up for that
 
 TimeOf = Callable[[Config], float | None]  # ms of a measured config, None if it failed
+Group = tuple[str, str]  # strategy and accumulator
 _FIELDS = tuple(f.name for f in fields(Config) if f.name not in ("strategy", "accumulator"))
 
 
@@ -47,19 +52,21 @@ class Search:
         self.space = [c for n in names for c in strategies.space(problem, device, strategy=n)]
         self._always = list(dict.fromkeys(always))
         self._starts = {n: strategies.get(n).default(problem, device) for n in names}
+        self._valid = lambda config: strategies.reject(config, problem, device) is None
         self._seed = options.seed
-        budget = options.budget or (QUICK_BUDGET if options.quick else None)
+        self._whole = not any(tile for config in self.space for tile in _tiles(config))
         size = len({*self.space, *self._always})
-        if budget is None:
-            budget = size if size <= EXHAUSTIVE else WALK_BUDGET
-        self.budget = max(len(self._always), min(budget, size))
-        self._fill = options.budget is not None or size <= self.budget
+        budget = options.budget or (QUICK_BUDGET if options.quick else None)
+        if self._whole:
+            budget = min(budget or size, size)
+        self._fill = options.budget is not None or self._whole
+        self.budget = max(len(self._always), budget or WALK_BUDGET)
 
     def batches(self, time_of: TimeOf) -> Iterator[list[Config]]:
         """Yield configs to measure, never one twice; ``time_of`` is asked about earlier batches."""
         seen = dict.fromkeys(self._always)
         yield list(seen)
-        sources = [self._fill_up()] if self.budget >= len(self.space) else self._sources(time_of)
+        sources = [self._fill_up()] if self._whole else self._sources(time_of)
         for batch in itertools.chain.from_iterable(sources):
             fresh = [config for config in dict.fromkeys(batch) if config not in seen]
             fresh = fresh[: self.budget - len(seen)]
@@ -70,45 +77,66 @@ class Search:
                 return
 
     def _sources(self, time_of: TimeOf) -> list[Iterator[list[Config]]]:
-        walks = [
-            walk(group, self._starts[group[0].strategy], time_of) for group in groups(self.space)
-        ]
-        return [_in_turns(walks), *([self._fill_up()] if self._fill else [])]
+        walks = {
+            _group(configs[0]): walk(
+                configs, self._starts[configs[0].strategy], time_of, self._valid
+            )
+            for configs in groups(self.space)
+        }
+        given_up: set[Group] = set()
+        walking = _in_turns(walks, time_of, given_up)
+        return [walking, self._fill_up(given_up)] if self._fill else [walking]
 
-    def _fill_up(self) -> Iterator[list[Config]]:
-        """The whole space, shuffled."""
-        yield random.Random(self._seed).sample(self.space, len(self.space))
+    def _fill_up(self, without: Collection[Group] = ()) -> Iterator[list[Config]]:
+        """The whole space, shuffled; of groups that were given up, nothing."""
+        shuffled = random.Random(self._seed).sample(self.space, len(self.space))
+        yield [config for config in shuffled if _group(config) not in without]
 
 
 def groups(space: Sequence[Config]) -> list[list[Config]]:
     """Split a space by strategy and accumulator."""
-    split: dict[tuple[str, str], list[Config]] = {}
+    split: dict[Group, list[Config]] = {}
     for config in space:
-        split.setdefault((config.strategy, config.accumulator), []).append(config)
+        split.setdefault(_group(config), []).append(config)
     return list(split.values())
 
 
-def walk(space: Sequence[Config], start: Config, time_of: TimeOf) -> Iterator[list[Config]]:
-    """Descend one field at a time from the config of the space that resembles ``start`` most."""
+def walk(
+    space: Sequence[Config],
+    start: Config,
+    time_of: TimeOf,
+    valid: Callable[[Config], bool],
+) -> Iterator[list[Config]]:
+    """Descend one field at a time from the config of the space that resembles ``start`` most.
 
-    def ms(config: Config) -> float:
-        time = time_of(config)
-        return math.inf if time is None else time
-
+    Combines the values that the space holds for each field; only ``valid`` configs are yielded.
+    """
     current = min(space, key=lambda config: distance(config, start))
+    values = {name: list(dict.fromkeys(getattr(c, name) for c in space)) for name in _FIELDS}
+    varying = [name for name in _FIELDS if len(values[name]) > 1]
+    measured = [current]
     yield [current]
-    varying = [name for name in _FIELDS if len({getattr(c, name) for c in space}) > 1]
-    idle = 0
-    for name in itertools.cycle(varying):
-        line = [c for c in space if differing(c, current) <= {name}]
+    idle, visits = 0, 0
+    while idle < len(varying):
+        name = varying[visits % len(varying)]
+        chosen = values[name]
+        if visits >= len(varying):
+            chosen = _best_values(name, measured, time_of)[:REVISITED]
+        line = [c for v in chosen if valid(c := replace(current, **{name: v}))]
         yield line
-        best = min(line, key=ms)
-        if ms(best) < GAIN * ms(current):
+        measured += line
+        best = min([current, *line], key=lambda config: _ms(time_of, config))
+        if _ms(time_of, best) < GAIN * _ms(time_of, current):
             current, idle = best, 0
         else:
             idle += 1
-        if idle >= len(varying):
-            return
+        visits += 1
+
+
+def _best_values(name: str, measured: Sequence[Config], time_of: TimeOf) -> list[Any]:
+    """The values a field had in the measured configs, that of the fastest first."""
+    ranked = sorted(measured, key=lambda config: _ms(time_of, config))
+    return list(dict.fromkeys(getattr(config, name) for config in ranked))
 
 
 def covering(configs: Sequence[Config]) -> list[Config]:
@@ -145,13 +173,29 @@ def _tiles(config: Config) -> tuple[object, ...]:
     return config.logits, config.dx, config.dw
 
 
-def _in_turns(walks: Sequence[Iterator[list[Config]]]) -> Iterator[list[Config]]:
-    """A batch of each walk after the other, until all have ended."""
-    alive = list(walks)
+def _group(config: Config) -> Group:
+    return config.strategy, config.accumulator
+
+
+def _ms(time_of: TimeOf, config: Config) -> float:
+    time = time_of(config)
+    return math.inf if time is None else time
+
+
+def _in_turns(
+    walks: Mapping[Group, Iterator[list[Config]]], time_of: TimeOf, given_up: set[Group]
+) -> Iterator[list[Config]]:
+    """A batch of each walk after the other, until all have ended or were given up."""
+    alive = dict(walks)
+    best: dict[Group, float] = {}
     while alive:
-        for one in list(alive):
+        for group, one in list(alive.items()):
             batch = next(one, None)
             if batch is None:
-                alive.remove(one)
-            else:
-                yield batch
+                del alive[group]
+                continue
+            yield batch
+            best[group] = min([best.get(group, math.inf), *(_ms(time_of, c) for c in batch)])
+            if best[group] > HOPELESS * min(best.values()):
+                del alive[group]
+                given_up.add(group)

@@ -22,6 +22,7 @@ from flce_tune.sweep.failures import CandidateError
 from flce_tune.sweep.measure import BenchFactory
 from flce_tune.sweep.worker import StoppedError, Worker
 
+CONTEXT_BYTES = 1 << 30  # of a process on the device, at most
 TOKENS = 256  # divisible by all that Triton specialises on, like most real token counts
 
 
@@ -61,7 +62,7 @@ def precompile(
                 except CandidateError as error:
                     failures[config] = error
 
-    count = min(processes or os.cpu_count() or 1, len(configs))
+    count = min(processes or _processes(small, device), len(configs))
     threads = [threading.Thread(target=work, name=f"precompile-{i}") for i in range(count)]
     for thread in threads:
         thread.start()
@@ -73,3 +74,13 @@ def precompile(
     if should_stop is not None and should_stop():
         raise StoppedError
     return failures
+
+
+def _processes(problem: Problem, device: torch.device) -> int:
+    """As many as there are cores, and room on the device for their weights and gradients."""
+    cores = os.cpu_count() or 1
+    if device.type != "cuda":
+        return cores
+    matrix = problem.vocab * problem.hidden * problem.itemsize
+    each = CONTEXT_BYTES + 6 * matrix
+    return max(1, min(cores, torch.cuda.mem_get_info(device)[0] // each))
