@@ -141,7 +141,7 @@ def test_a_writer_that_never_ends_is_not_waited_for_forever(store, measured, mon
     monkeypatch.setattr(engine, "WAIT_SECONDS", 0.1)
     with Store.open(store.url) as other, store._database.writing() as session:
         session.connection()
-        with pytest.raises(StoreUnavailableError, match="another process held .*tuning") as caught:
+        with pytest.raises(StoreUnavailableError, match="another process held") as caught:
             other.add_measurement(measured())
     assert "keeps a transaction open" in str(caught.value)
 
@@ -186,3 +186,25 @@ def test_write_ahead_logging_is_set_at_creation_only(sqlite_path):
     Store.open(f"sqlite:///{sqlite_path}").close()
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
     connection.close()
+
+
+def test_a_new_file_that_somebody_has_locked_is_waited_for(sqlite_path):
+    """SQLite's own busy timeout does not cover the switch to write-ahead logging."""
+    other = sqlite3.connect(sqlite_path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(0.5, other.rollback)
+    release.start()
+    with Store.open(f"sqlite:///{sqlite_path}") as store:
+        assert store.count_measurements() == 0
+    release.join()
+    assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    other.close()
+
+
+def test_a_new_file_that_stays_locked(sqlite_path, monkeypatch):
+    monkeypatch.setattr(engine, "WAIT_SECONDS", 0.1)
+    other = sqlite3.connect(sqlite_path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailableError, match="another process held"):
+        Store.open(f"sqlite:///{sqlite_path}")
+    other.close()

@@ -97,5 +97,5 @@ def test_misses_add_up_and_can_be_cleared(store, device, problem):
 
 def test_a_time_without_a_zone_is_the_callers_mistake(store, device, problem):
     with pytest.raises(ValueError, match="time zone"):
-        store.note_misses([Miss(device, problem, 1, 1, datetime(2026, 5, 1))])  # noqa: DTZ001
+        store.note_misses([Miss(device, problem, 1, 1, datetime(2026, 5, 1))])
     assert store.misses() == []
