@@ -27,11 +27,12 @@ def output_elements(tile: Tile, contraction: str) -> int:
 
 
 def shared_memory(tile: Tile, contraction: str, itemsize: int, accumulator: str = "") -> int:
-    """Estimate shared memory per block in bytes: the pipeline and half an output tile to store.
+    """Estimate shared memory per block in bytes: the pipeline and the output tile to store.
 
-    A float32 accumulator is exchanged through shared memory too, half a tile at a time.
+    Accumulated sums are exchanged through shared memory a strip at a time, 1/8 of a tile or less.
     """
-    store = output_elements(tile, contraction) // 2 * (4 if accumulator == "fp32" else itemsize)
+    elements = output_elements(tile, contraction)
+    store = elements // 8 * 5 if accumulator else elements * itemsize
     return tile.num_stages * operand_bytes(tile, contraction, itemsize) + store + 1024
 
 

@@ -49,7 +49,8 @@ class Chunked:
             return f"{self.name} has no slab, got {config.slab}"
         if reason := common.reject_accumulator(config, problem):
             return reason
-        return common.reject_tiles(config, problem, device, accumulated="dw")
+        summed = config.chunk is not None and config.chunk < problem.tokens
+        return common.reject_tiles(config, problem, device, accumulated="dw" if summed else "")
 
     def space(self, problem: Problem, device: Device) -> Iterator[Config]:
         """Every chunk and accumulator with the base GEMMs; every GEMM at the default chunk."""

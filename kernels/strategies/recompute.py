@@ -47,7 +47,8 @@ class Recompute:
             return f"recompute has no chunk, got {config.chunk}"
         if reason := common.reject_accumulator(config, problem):
             return reason
-        return common.reject_tiles(config, problem, device, accumulated="dx")
+        summed = config.slab < problem.vocab
+        return common.reject_tiles(config, problem, device, accumulated="dx" if summed else "")
 
     def space(self, problem: Problem, device: Device) -> Iterator[Config]:
         """Every slab and accumulator with the base GEMMs; every GEMM at the default slab."""

@@ -116,7 +116,7 @@ def slab_gradient(
     logits_gemm.slab_gradient_kernel[_grid(tile, n, width, inputs.x)](
         descriptor(inputs.x, [tile.n_block, tile.d_block]),
         descriptor(slab.weight, [tile.v_block, tile.d_block]),
-        descriptor(out, [tile.n_block, tile.v_block // 2]),
+        descriptor(out, [tile.n_block, tile.v_block]),
         slab.bias,
         inputs.target,
         stats.lse,
@@ -160,7 +160,7 @@ def _tiled_logits(
     logits_gemm.logits_kernel[_grid(tile, n, vocab, inputs.x)](
         descriptor(inputs.x, [tile.n_block, tile.d_block]),
         descriptor(inputs.weight, [tile.v_block, tile.d_block]),
-        None if out is None else descriptor(out, [tile.n_block, tile.v_block // 2]),
+        None if out is None else descriptor(out, [tile.n_block, tile.v_block]),
         inputs.bias,
         inputs.target,
         result.target_logit,

@@ -20,6 +20,10 @@ from flce_tune.kernels.triton.backend import (
 )
 from flce_tune.kernels.triton.product import product_kernel
 
+STORE_WIDTH = 32
+"""Columns of a sum exchanged at a time: wider parts spill registers (0 bytes here, 56 to 464 at 64
+columns, 560 to 2024 at 128, for 128×256 tiles on sm_90)."""
+
 
 def launch_product(
     a: Tensor,  # [m, k], or the transposed view of a [k, m]
@@ -47,7 +51,7 @@ def launch_product(
     product_kernel[(min(tiles, programs),)](
         descriptor(stored, [k_block, m_block] if transposed else [m_block, k_block]),
         descriptor(b, [k_block, tile.d_block]),
-        descriptor(out, [m_block, tile.d_block // 2]),
+        descriptor(out, [m_block, tile.d_block]),
         out,
         extra,
         m,
@@ -63,6 +67,7 @@ def launch_product(
         ACCUMULATOR=accumulator,
         PRIOR=prior,
         LAST=last,
+        STORE_WIDTH=STORE_WIDTH,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

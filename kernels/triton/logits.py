@@ -2,14 +2,15 @@
 
 Algorithm: persistent programs walk the N_BLOCK × V_BLOCK tiles of the logits, ``group`` token
 tiles at a time so that a tile of W is reused from L2; operands come through tensor descriptors
-(TMA on Hopper and later, plain loads before). The epilogue works on halves of the tile so that
-it stays in registers. Three kernels share the main loop:
+(TMA on Hopper and later, plain loads before). A tile is stored by one copy that the next tile's
+main loop hides: two half-tile copies would share a buffer, and the second wait for the first.
+Two kernels share the main loop:
 
 - ``logits_kernel`` stores the raw logits and, per tile and row, max and Σ exp(z - max). The
   statistics are of the *rounded* logits, because the gradient will be computed from those: where
   one class has all the probability, p - 1 must cancel as exactly as it does in plain torch.
-- ``statistics_kernel`` stores no logits; its statistics are of the float32 accumulators.
-- ``gradient_kernel`` knows the lse and stores G, of the float32 accumulators.
+  Without STORE it stores no logits, and its statistics are of the float32 accumulators.
+- ``slab_gradient_kernel`` knows the lse and stores G, of the float32 accumulators.
 
 FLOPs 2NDV each. Bytes beyond the operands: 2NV written where logits or G are stored, and
 8·N·V / V_BLOCK of statistics.
@@ -42,89 +43,58 @@ def tile_logits(x_desc, w_desc, row, column, hidden,
 
 
 @triton.jit
-def halves(acc, N_BLOCK: tl.constexpr, V_BLOCK: tl.constexpr):
-    """Split a tile into its left and right half."""
-    acc = tl.reshape(acc, (N_BLOCK, 2, V_BLOCK // 2))
-    return tl.split(tl.permute(acc, (0, 2, 1)))
-
-
-@triton.jit
-def half_statistics(
-    raw,  # [N_BLOCK, COLUMNS] float32
-    columns,
-    rows,
-    target,
+def store_statistics(
+    raw,  # [N_BLOCK, V_BLOCK] float32
+    row,
+    tile_v,
+    target_ptr,
     target_logit_ptr,
     class_weight_ptr,
+    max_ptr,
+    total_ptr,
+    sum_ptr,
+    moment_ptr,
+    best_ptr,
     n,
     vocab,
     scale,
     softcap,
+    N_BLOCK: tl.constexpr,
+    V_BLOCK: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_CLASS_WEIGHT: tl.constexpr,
     WANT_SUM: tl.constexpr,
     WANT_MEAN: tl.constexpr,
     WANT_PREDICTION: tl.constexpr,
 ):
-    """Max, total, Σ w·z, moment and best column of half a tile; stores the label's logit."""
+    """Store the tile's statistics at [tile_v, row], and the label's logit where it is inside."""
+    rows = row + tl.arange(0, N_BLOCK)
+    columns = tile_v * V_BLOCK + tl.arange(0, V_BLOCK)
     inside = (columns < vocab)[None, :]
+    places = tile_v.to(tl.int64) * n + rows
     z = scaled(raw, scale, softcap, HAS_SOFTCAP)
-    hit = columns[None, :] == target[:, None]
-    picked = tl.sum(tl.where(hit, z, 0.0), axis=1)
-    first = tl.min(columns, axis=0)
-    last = tl.minimum(tl.max(columns, axis=0), vocab - 1)
-    owned = (target >= first) & (target <= last) & (rows < n)
-    tl.store(target_logit_ptr + rows, picked, mask=owned)
-    weighted = tl.max(tl.zeros_like(z), axis=1)
-    moment = weighted
-    best = weighted.to(tl.int32)
+    target = tl.load(target_ptr + rows, mask=rows < n, other=-1)
+    local = target - tile_v * V_BLOCK
+    owned = (local >= 0) & (local < V_BLOCK) & (target < vocab) & (rows < n)
+    hit = tl.arange(0, V_BLOCK)[None, :] == local[:, None]
+    tl.store(target_logit_ptr + rows, tl.sum(tl.where(hit, z, 0.0), axis=1), mask=owned)
     if WANT_SUM:
         w = 1.0
         if HAS_CLASS_WEIGHT:
             w = tl.load(class_weight_ptr + columns, mask=columns < vocab, other=0.0)[None, :]
         weighted = tl.sum(tl.where(inside, z * w, 0.0), axis=1)
+        tl.store(sum_ptr + places, weighted, mask=rows < n)
     z = tl.where(inside, z, float("-inf"))
     m = tl.max(z, axis=1)
     e = tl.exp(z - finite_or_zero(m)[:, None])
-    total = tl.sum(e, axis=1)
+    tl.store(max_ptr + places, m, mask=rows < n)
+    tl.store(total_ptr + places, tl.sum(e, axis=1), mask=rows < n)
     if WANT_MEAN:
         moment = tl.sum(tl.where(e == 0, 0.0, e * z), axis=1)
+        tl.store(moment_ptr + places, moment, mask=rows < n)
     if WANT_PREDICTION:
-        places = tl.where(z == m[:, None], columns[None, :], 2147483647)
-        best = tl.min(places, axis=1)
-    return m, total, weighted, moment, best
-
-
-@triton.jit
-def store_statistics(
-    raw0, raw1, columns0, columns1, row, tile_v, target_ptr, target_logit_ptr, class_weight_ptr,
-    max_ptr, total_ptr, sum_ptr, moment_ptr, best_ptr, n, vocab, scale, softcap,
-    N_BLOCK: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_CLASS_WEIGHT: tl.constexpr,
-    WANT_SUM: tl.constexpr, WANT_MEAN: tl.constexpr, WANT_PREDICTION: tl.constexpr,
-):  # fmt: skip
-    """Merge the statistics of both halves and store them at [tile_v, row]."""
-    rows = row + tl.arange(0, N_BLOCK)
-    target = tl.load(target_ptr + rows, mask=rows < n, other=-1)
-    m0, l0, s0, u0, b0 = half_statistics(
-        raw0, columns0, rows, target, target_logit_ptr, class_weight_ptr, n, vocab,
-        scale, softcap, HAS_SOFTCAP, HAS_CLASS_WEIGHT, WANT_SUM, WANT_MEAN, WANT_PREDICTION,
-    )  # fmt: skip
-    m1, l1, s1, u1, b1 = half_statistics(
-        raw1, columns1, rows, target, target_logit_ptr, class_weight_ptr, n, vocab,
-        scale, softcap, HAS_SOFTCAP, HAS_CLASS_WEIGHT, WANT_SUM, WANT_MEAN, WANT_PREDICTION,
-    )  # fmt: skip
-    m = tl.maximum(m0, m1, propagate_nan=tl.PropagateNan.ALL)
-    share0 = tl.exp(m0 - finite_or_zero(m))
-    share1 = tl.exp(m1 - finite_or_zero(m))
-    places = tile_v.to(tl.int64) * n + rows
-    tl.store(max_ptr + places, m, mask=rows < n)
-    tl.store(total_ptr + places, l0 * share0 + l1 * share1, mask=rows < n)
-    if WANT_SUM:
-        tl.store(sum_ptr + places, s0 + s1, mask=rows < n)
-    if WANT_MEAN:
-        tl.store(moment_ptr + places, u0 * share0 + u1 * share1, mask=rows < n)
-    if WANT_PREDICTION:
-        tl.store(best_ptr + places, tl.where(m1 > m0, b1, b0), mask=rows < n)
+        best = tl.min(tl.where(z == m[:, None], columns[None, :], 2147483647), axis=1)
+        tl.store(best_ptr + places, best, mask=rows < n)
 
 
 @triton.jit
@@ -140,7 +110,7 @@ def with_bias(acc, bias_ptr, columns, vocab, HAS_BIAS: tl.constexpr):
 def logits_kernel(
     x_desc,  # [n, D]
     w_desc,  # [V, D]
-    out_desc,  # [n, V], blocks of N_BLOCK × V_BLOCK/2
+    out_desc,  # [n, V], blocks of N_BLOCK × V_BLOCK
     bias_ptr,
     target_ptr,
     target_logit_ptr,
@@ -174,23 +144,16 @@ def logits_kernel(
         row = tile_n * N_BLOCK
         column = tile_v * V_BLOCK
         acc = tile_logits(x_desc, w_desc, row, column, hidden, N_BLOCK, V_BLOCK, D_BLOCK)
-        raw0, raw1 = halves(acc, N_BLOCK, V_BLOCK)
-        columns0 = column + tl.arange(0, V_BLOCK // 2)
-        columns1 = columns0 + V_BLOCK // 2
-        raw0 = with_bias(raw0, bias_ptr, columns0, vocab, HAS_BIAS)
-        raw1 = with_bias(raw1, bias_ptr, columns1, vocab, HAS_BIAS)
+        columns = column + tl.arange(0, V_BLOCK)
+        raw = with_bias(acc, bias_ptr, columns, vocab, HAS_BIAS)
         if STORE:
-            rounded0 = raw0.to(out_desc.dtype)
-            out_desc.store([row, column], rounded0)
-            raw0 = rounded0.to(tl.float32)
-            rounded1 = raw1.to(out_desc.dtype)
-            out_desc.store([row, column + V_BLOCK // 2], rounded1)
-            raw1 = rounded1.to(tl.float32)
+            rounded = raw.to(out_desc.dtype)
+            out_desc.store([row, column], rounded)
+            raw = rounded.to(tl.float32)
         store_statistics(
-            raw0, raw1, columns0, columns1, row, tile_v, target_ptr, target_logit_ptr,
-            class_weight_ptr, max_ptr, total_ptr, sum_ptr, moment_ptr, best_ptr, n, vocab,
-            scale, softcap, N_BLOCK, HAS_SOFTCAP, HAS_CLASS_WEIGHT,
-            WANT_SUM, WANT_MEAN, WANT_PREDICTION,
+            raw, row, tile_v, target_ptr, target_logit_ptr, class_weight_ptr,
+            max_ptr, total_ptr, sum_ptr, moment_ptr, best_ptr, n, vocab, scale, softcap,
+            N_BLOCK, V_BLOCK, HAS_SOFTCAP, HAS_CLASS_WEIGHT, WANT_SUM, WANT_MEAN, WANT_PREDICTION,
         )  # fmt: skip
 
 
@@ -198,7 +161,7 @@ def logits_kernel(
 def slab_gradient_kernel(
     x_desc,  # [n, D]
     w_desc,  # [v, D], the slab's rows
-    out_desc,  # [n, v], blocks of N_BLOCK × V_BLOCK/2
+    out_desc,  # [n, v], blocks of N_BLOCK × V_BLOCK
     bias_ptr,  # [v]
     target_ptr,  # [n], global columns
     lse_ptr,
@@ -241,20 +204,11 @@ def slab_gradient_kernel(
             c = tl.load(c_ptr + rows, mask=ok, other=0.0)[:, None]
         if HAS_E:
             e = tl.load(e_ptr + rows, mask=ok, other=0.0)[:, None]
-        raw0, raw1 = halves(acc, N_BLOCK, V_BLOCK)
-        columns = tile_v * V_BLOCK + tl.arange(0, V_BLOCK // 2)
-        raw0 = with_bias(raw0, bias_ptr, columns, width, HAS_BIAS)
+        columns = tile_v * V_BLOCK + tl.arange(0, V_BLOCK)
+        raw = with_bias(acc, bias_ptr, columns, width, HAS_BIAS)
         gradient = gradient_of(
-            raw0, columns[None, :], lse, target, a, b, c, e, class_weight_ptr,
+            raw, columns[None, :], lse, target, a, b, c, e, class_weight_ptr,
             (columns < width)[None, :], scale, softcap,
             HAS_SOFTCAP, HAS_C, HAS_E, HAS_CLASS_WEIGHT,
         )  # fmt: skip
         out_desc.store([row, tile_v * V_BLOCK], gradient.to(out_desc.dtype))
-        columns += V_BLOCK // 2
-        raw1 = with_bias(raw1, bias_ptr, columns, width, HAS_BIAS)
-        gradient = gradient_of(
-            raw1, columns[None, :], lse, target, a, b, c, e, class_weight_ptr,
-            (columns < width)[None, :], scale, softcap,
-            HAS_SOFTCAP, HAS_C, HAS_E, HAS_CLASS_WEIGHT,
-        )  # fmt: skip
-        out_desc.store([row, tile_v * V_BLOCK + V_BLOCK // 2], gradient.to(out_desc.dtype))

@@ -10,14 +10,22 @@ chunks is one of
   them extra;
 - the output's own dtype: 2 bytes, rounded per chunk; asked for explicitly.
 
-The last chunk's epilogue rounds to nearest even into the output, so no cast pass follows.
+The last chunk's epilogue rounds to nearest even into the output, so no cast pass follows. Sums
+are exchanged through shared memory a strip at a time, so that registers and pipeline suffice.
 FLOPs 2·M·N·K. Bytes beyond the operands, per chunk and element: 8, 6 or 4.
 """
 
 import triton
 import triton.language as tl
 
-from flce_tune.kernels.triton.logits import halves, tile_position
+from flce_tune.kernels.triton.logits import tile_position
+
+
+@triton.jit
+def halves(acc, N_BLOCK: tl.constexpr, V_BLOCK: tl.constexpr):
+    """Split a tile into its left and right half."""
+    acc = tl.reshape(acc, (N_BLOCK, 2, V_BLOCK // 2))
+    return tl.split(tl.permute(acc, (0, 2, 1)))
 
 
 @triton.jit
@@ -42,14 +50,22 @@ def narrow(value):
 
 @triton.jit
 def store_part(
-    part, out_ptr, extra_ptr, rows, columns, m, n, out_stride, extra_stride,
+    part, out_ptr, extra_ptr, row, column, m, n, out_stride, extra_stride,
+    M_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     ACCUMULATOR: tl.constexpr, PRIOR: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """Add what earlier chunks left, if any, and store in the accumulator's form."""
-    ok = (rows < m)[:, None] & (columns < n)[None, :]
-    out = out_ptr + rows[:, None].to(tl.int64) * out_stride + columns[None, :]
+    """Add what earlier chunks left, if any, and store in the accumulator's form.
+
+    The tile's corner is a 64-bit scalar, offsets inside it are 32-bit: a 64-bit address for each
+    element would not fit the registers.
+    """
+    rows = tl.arange(0, M_BLOCK)[:, None]
+    columns = tl.arange(0, WIDTH)[None, :]
+    ok = (rows < m - row) & (columns < n - column)
+    out = out_ptr + row.to(tl.int64) * out_stride + column + (rows * out_stride + columns)
     if ACCUMULATOR != "weight_dtype":
-        extra = extra_ptr + rows[:, None].to(tl.int64) * extra_stride + columns[None, :]
+        extra = extra_ptr + row.to(tl.int64) * extra_stride + column
+        extra += rows * extra_stride + columns
     if PRIOR:
         if ACCUMULATOR == "fp32":
             part += tl.load(extra, mask=ok, other=0.0)
@@ -69,10 +85,34 @@ def store_part(
 
 
 @triton.jit
+def store_parts(
+    acc, out_ptr, extra_ptr, row, column, m, n, out_stride, extra_stride,
+    M_BLOCK: tl.constexpr, WIDTH: tl.constexpr, STORE_WIDTH: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, PRIOR: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """Halve the tile until its parts are STORE_WIDTH columns wide, and store them in turn."""
+    if WIDTH <= STORE_WIDTH:
+        store_part(
+            acc, out_ptr, extra_ptr, row, column, m, n, out_stride, extra_stride,
+            M_BLOCK, WIDTH, ACCUMULATOR, PRIOR, LAST,
+        )  # fmt: skip
+    else:
+        left, right = halves(acc, M_BLOCK, WIDTH)
+        store_parts(
+            left, out_ptr, extra_ptr, row, column, m, n, out_stride, extra_stride,
+            M_BLOCK, WIDTH // 2, STORE_WIDTH, ACCUMULATOR, PRIOR, LAST,
+        )  # fmt: skip
+        store_parts(
+            right, out_ptr, extra_ptr, row, column + WIDTH // 2, m, n, out_stride, extra_stride,
+            M_BLOCK, WIDTH // 2, STORE_WIDTH, ACCUMULATOR, PRIOR, LAST,
+        )  # fmt: skip
+
+
+@triton.jit
 def product_kernel(
     a_desc,  # [m, k], or [k, m] if TRANSPOSED
     b_desc,  # [k, n]
-    out_desc,  # [m, n], blocks of M_BLOCK × N_BLOCK/2; used where nothing was there before
+    out_desc,  # [m, n], blocks of M_BLOCK × N_BLOCK; for a sum of one part
     out_ptr,
     extra_ptr,  # float32 or uint8 accumulator beside the output, or unused
     m,
@@ -88,6 +128,7 @@ def product_kernel(
     ACCUMULATOR: tl.constexpr,
     PRIOR: tl.constexpr,
     LAST: tl.constexpr,
+    STORE_WIDTH: tl.constexpr,
 ):
     tiles_m = tl.cdiv(m, M_BLOCK)
     tiles_n = tl.cdiv(n, N_BLOCK)
@@ -102,18 +143,10 @@ def product_kernel(
             else:
                 a = a_desc.load([row, i])
             acc = tl.dot(a, b_desc.load([i, column]), acc)
-        left, right = halves(acc, M_BLOCK, N_BLOCK)
         if LAST and not PRIOR:
-            out_desc.store([row, column], left.to(out_desc.dtype))
-            out_desc.store([row, column + N_BLOCK // 2], right.to(out_desc.dtype))
+            out_desc.store([row, column], acc.to(out_desc.dtype))
         else:
-            rows = row + tl.arange(0, M_BLOCK)
-            columns = column + tl.arange(0, N_BLOCK // 2)
-            store_part(
-                left, out_ptr, extra_ptr, rows, columns, m, n, out_stride, extra_stride,
-                ACCUMULATOR, PRIOR, LAST,
-            )  # fmt: skip
-            store_part(
-                right, out_ptr, extra_ptr, rows, columns + N_BLOCK // 2, m, n, out_stride,
-                extra_stride, ACCUMULATOR, PRIOR, LAST,
+            store_parts(
+                acc, out_ptr, extra_ptr, row, column, m, n, out_stride, extra_stride,
+                M_BLOCK, N_BLOCK, STORE_WIDTH, ACCUMULATOR, PRIOR, LAST,
             )  # fmt: skip
