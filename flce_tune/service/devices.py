@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
+import subprocess
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from dataclasses import asdict
 
 import torch
 
 from flce_tune.dispatch.convert import device_record, device_slug
-from flce_tune.kernels.problem import Device, describe_device
+from flce_tune.kernels.problem import describe_device
+from flce_tune.service import child
 from flce_tune.service.errors import ApiError, not_found
 from flce_tune.tuning_db.records import DeviceRecord
 
@@ -25,12 +27,15 @@ def this_machine() -> DeviceRecord:
     """
     if torch.cuda.device_count() == 0:
         return device_record(describe_device(torch.device("cpu")))
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return device_record(pool.submit(_describe_gpu).result())
+    described = subprocess.run(
+        child.command(__name__, print_gpu.__name__), stdout=subprocess.PIPE, check=True
+    )
+    return DeviceRecord(**json.loads(described.stdout))
 
 
-def _describe_gpu() -> Device:
-    return describe_device(torch.device("cuda", 0))
+def print_gpu(_argument: str) -> None:
+    """Print the first GPU's record as JSON; runs in a process of its own."""
+    print(json.dumps(asdict(device_record(describe_device(torch.device("cuda", 0))))))
 
 
 def find_device(known: Iterable[DeviceRecord], wanted: str) -> DeviceRecord:

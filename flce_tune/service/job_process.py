@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -24,16 +23,12 @@ import torch
 from flce_tune.errors import FlceTuneError
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Problem
+from flce_tune.service import child
 from flce_tune.service.schemas import JobSpec
 from flce_tune.sweep.events import Stage, SweepEvents, SweepOptions, SweepReport
 from flce_tune.sweep.sweep import sweep
 from flce_tune.tuning_db.records import Job, JobState, Measurement, Winner
 from flce_tune.tuning_db.store import Store
-
-BOOT = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from flce_tune.service.job_process import main; main(int(sys.argv[1]))"
-)
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +46,11 @@ class JobProcess:
 
     def __init__(self, database_url: str, job: Job) -> None:
         self._connection, theirs = Pipe()
-        # Not multiprocessing, which would import the program that serves a second time. A session
-        # of its own: to be killed as one group, and no Ctrl-C from the service's terminal.
         self._process = subprocess.Popen(
-            [sys.executable, "-c", BOOT, str(theirs.fileno()), *filter(None, sys.path)],
+            child.command(__name__, main.__name__, str(theirs.fileno())),
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
-            start_new_session=True,
+            start_new_session=True,  # to be killed as one group; and no Ctrl-C from our terminal
         )
         theirs.close()
         self._outcome: Outcome | None = None
@@ -160,9 +153,9 @@ class JobEvents(SweepEvents):
         self._store.add_event(self._job_id, kind, data)
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: str) -> None:
     """Run the job that comes over an inherited socket, and tell the outcome over it."""
-    connection: Connection[Any, Any] = Connection(descriptor)
+    connection: Connection[Any, Any] = Connection(int(descriptor))
     database_url, job_id, spec = connection.recv()
     stop = threading.Event()
     threading.Thread(target=_obey, args=(connection, stop), daemon=True).start()

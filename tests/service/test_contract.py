@@ -1,6 +1,11 @@
 """The OpenAPI document, and errors that keep to it."""
 
+import asyncio
+import threading
+
+import httpx
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from flce_tune.errors import StoreUnavailableError
@@ -123,3 +128,34 @@ def test_a_defect_of_ours_tells_nothing_of_our_insides(
     assert answer.status_code == 500
     assert answer.headers["content-type"] == "application/problem+json"
     assert "secret" not in answer.text
+
+
+async def _ask_while_the_database_hangs(app: FastAPI, requests: int) -> int:
+    """Status of /healthz while more requests wait for the database than there are threads."""
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        waiting = [asyncio.create_task(client.get("/v1/devices")) for _ in range(requests)]
+        while len(app.state.hanging) < 40:  # the threads there are for endpoints
+            await asyncio.sleep(0.01)
+        status = (await client.get("/healthz")).status_code
+        assert not any(task.done() for task in waiting)
+        app.state.released.set()
+        assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
+    return status
+
+
+def test_health_is_answered_while_every_thread_waits_for_the_database(
+    settings: ServiceSettings, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    app = create_app(settings)
+    app.state.store = store
+    app.state.released = threading.Event()
+    app.state.hanging = []
+
+    def hang(_store: Store) -> list:
+        app.state.hanging.append(threading.get_ident())
+        app.state.released.wait()
+        return []
+
+    monkeypatch.setattr(Store, "devices", hang)
+    assert asyncio.run(_ask_while_the_database_hangs(app, 60)) == 200

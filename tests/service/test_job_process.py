@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flce_tune.service import child
 from flce_tune.service.job_process import JobProcess, Outcome
 from flce_tune.tuning_db.records import Job, JobState
 from flce_tune.tuning_db.store import Store
@@ -21,6 +22,7 @@ LONG = {
 
 ORPHAN = """
 import sys, time
+from flce_tune.service import child
 from flce_tune.service.job_process import JobProcess
 from flce_tune.tuning_db.store import Store
 with Store.open(sys.argv[1]) as store:
@@ -55,6 +57,12 @@ def is_running(pid: int) -> bool:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
         return False
+
+
+def test_a_command_calls_a_function_in_a_new_interpreter():
+    command = child.command("builtins", "print", "from there")
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "from there\n"
 
 
 def test_a_sweep_told_to_stop_stops(process: JobProcess):

@@ -163,8 +163,10 @@ def test_an_unknown_cursor_is_refused(client: TestClient):
 
 
 def test_events_tell_the_whole_story_and_can_be_resumed(
-    client: TestClient, store: Store, job_body: dict
+    client: TestClient, store: Store, job_body: dict, monkeypatch: pytest.MonkeyPatch
 ):
+    all_at_once = Store.events
+    monkeypatch.setattr(Store, "events", lambda *args: all_at_once(*args, limit=3))
     job = submit(client, job_body)["id"]
     store.claim_job("w", 60)
     store.add_event(job, "measurement", {"done": 1, "total": 2})

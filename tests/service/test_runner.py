@@ -112,6 +112,7 @@ def test_a_running_job_is_cancelled(store: Store, quick: ServiceSettings, starte
     until(lambda: store.job(job.id).state.final)
     runner.stop()
     assert store.job(job.id).state is JobState.CANCELLED
+    assert store.job(job.id).message == "cancelled while running"
 
 
 def test_a_stopped_runner_gives_its_job_back(store: Store, quick: ServiceSettings, started):
