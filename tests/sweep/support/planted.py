@@ -78,7 +78,9 @@ class Planted:
         if fault == "wrong":
             gradients.dw.mul_(1.01)
         if fault == "unwritten":
-            gradients.dx[3:] = torch.empty_like(gradients.dx)[3:]
+            # Right by luck: the memory holds what an earlier run left there, unless poisoned.
+            stale = torch.empty_like(gradients.dx)
+            gradients.dx[3:] = torch.where(stale.isnan(), stale, gradients.dx)[3:]
         if fault == "writes_inputs":
             inputs.weight.detach()[0, 0] += 1
         return statistics, gradients
