@@ -92,11 +92,9 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = parse_arguments(argv)
-    arguments.device = arguments.device or default_device()
+def compare(arguments: argparse.Namespace) -> list[str]:
+    """Run every case within the budget, rewriting the JSON after each; return the tables."""
     deadline = Deadline(arguments.time_budget)
-    faulthandler.dump_traceback_later(arguments.time_budget + LAST_GRACE, exit=True)
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "environment": describe(arguments.device),
@@ -129,8 +127,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             document["results"].append(result)
             tables.append(table(result))
         write_json(arguments.out, document)
-    print("\n\n".join(tables))
-    faulthandler.cancel_dump_traceback_later()
+    return tables
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+    arguments.device = arguments.device or default_device()
+    # a device call that hangs cannot be interrupted from Python: then the process ends here
+    faulthandler.dump_traceback_later(
+        arguments.time_budget + LAST_GRACE, exit=True, file=sys.__stderr__
+    )
+    try:
+        print("\n\n".join(compare(arguments)))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     return 0
 
 

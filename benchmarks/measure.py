@@ -40,13 +40,17 @@ def at_most(seconds: float) -> Iterator[None]:
     def expire(_signal: int, _frame: FrameType | None) -> None:
         raise OutOfTime(f"gave up after {seconds:.0f} s")
 
-    previous = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    begin = time.monotonic()
+    outer_handler = signal.signal(signal.SIGALRM, expire)
+    outer_seconds, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+        signal.signal(signal.SIGALRM, outer_handler)
+        if outer_seconds:  # somebody else's alarm was set: let it go on
+            left = outer_seconds - (time.monotonic() - begin)
+            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3))
 
 
 class Stopwatch:
