@@ -125,6 +125,7 @@ class Worker:
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
         for resource in (self._connection, self._stderr):
             if resource is not None:
