@@ -134,9 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     arguments.device = arguments.device or default_device()
     # a device call that hangs cannot be interrupted from Python: then the process ends here
-    faulthandler.dump_traceback_later(
-        arguments.time_budget + LAST_GRACE, exit=True, file=sys.__stderr__
-    )
+    faulthandler.dump_traceback_later(arguments.time_budget + LAST_GRACE, exit=True, file=2)
     try:
         print("\n\n".join(compare(arguments)))
     finally:

@@ -1,0 +1,319 @@
+"""Each benchmark script runs on a CPU in miniature, and its measurements mean what they say."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+SCRIPTS = Path(__file__).parent.parent / "benchmarks"
+GIB = 2**30
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _scripts(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+
+
+def rows_by_family(result):
+    return {row["family"]: row for row in result["implementations"]}
+
+
+def small_case(data="peaked", dtype=torch.bfloat16):
+    from cases import Shape, make_inputs
+
+    return make_inputs(Shape(96, 32, 200), data, dtype, CPU)
+
+
+# cases
+
+
+@pytest.mark.parametrize("data", ["flat", "peaked"])
+def test_truth_and_dense_gradient_are_autograds(data):
+    from cases import dense_logit_gradient, fp32_truth
+
+    inputs = small_case(data, torch.float32)
+    logits = F.linear(inputs.x, inputs.weight)
+    loss = F.cross_entropy(logits, inputs.target)
+    dx, dw, g = torch.autograd.grad(loss, (inputs.x, inputs.weight, logits))
+    truth = fp32_truth(inputs, row_chunk=40)
+    torch.testing.assert_close(truth.loss, loss.detach())
+    torch.testing.assert_close(truth.dx, dx)
+    torch.testing.assert_close(truth.dw, dw)
+    torch.testing.assert_close(dense_logit_gradient(inputs, row_chunk=40), g)
+
+
+def test_peaked_data_is_like_a_trained_models():
+    from cases import Shape, fp32_truth, make_inputs
+
+    shape = Shape(512, 512, 8192)
+    peaked = fp32_truth(make_inputs(shape, "peaked", torch.float32, CPU)).loss
+    flat = fp32_truth(make_inputs(shape, "flat", torch.float32, CPU)).loss
+    assert 1.0 < peaked < 3.0
+    assert flat > torch.log(torch.tensor(8192.0))
+
+
+def test_relative_errors_see_a_scaled_gradient():
+    from cases import Result, fp32_truth, relative_errors
+
+    truth = fp32_truth(small_case())
+    errors = relative_errors(Result(truth.loss, truth.dx, 1.01 * truth.dw), truth)
+    assert errors["loss"] == errors["dx"] == 0.0
+    assert errors["dw"] == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("text", ["1,2", "1,2,x", "0,1,1", "1;2;3"])
+def test_shape_says_what_it_accepts(text):
+    from cases import Shape
+
+    with pytest.raises(ValueError, match="three positive integers N,D,V"):
+        Shape.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"), [("64MiB", 64 << 20), ("1.5GiB", 3 << 29), ("none", None)]
+)
+def test_sizes(text, bytes_):
+    from implementations import parse_size
+
+    assert parse_size(text) == bytes_
+
+
+# measure
+
+
+def test_at_most_interrupts_and_leaves_an_outer_alarm_running():
+    from measure import OutOfTime, at_most
+
+    def too_long():
+        with at_most(0.3):
+            with at_most(5):
+                pass
+            time.sleep(10)
+
+    begin = time.monotonic()
+    with pytest.raises(OutOfTime, match="gave up"):
+        too_long()
+    assert time.monotonic() - begin < 9
+
+
+def test_at_most_refuses_to_start_late():
+    from measure import OutOfTime, at_most
+
+    with pytest.raises(OutOfTime, match="no time left"), at_most(0):
+        raise AssertionError("the block must not run")
+
+
+# compare
+
+
+def run_comparison(implementations, **options):
+    from cases import Shape
+    from comparison import Comparison, Contestant
+    from measure import Deadline
+
+    contestants = [Contestant(implementation) for implementation in implementations]
+    settings = {"rounds": 2, "prepare_seconds": 30.0, "budget": 60.0, **options}
+    budget = settings.pop("budget")
+    comparison = Comparison(device=CPU, dtype=torch.bfloat16, log=lambda line: None, **settings)
+    shape = Shape(64, 32, 256)
+    return comparison.run(shape, "peaked", contestants, Deadline(budget))
+
+
+def test_a_failing_contestant_costs_itself_alone():
+    from implementations import Implementation, plain_loss
+
+    def absent():
+        raise ImportError("no module named nobody")
+
+    def broken(x, weight, target):
+        raise RuntimeError("boom")
+
+    def hanging(x, weight, target):
+        time.sleep(30)
+
+    def wrong(x, weight, target):
+        return plain_loss(2 * x, weight, target)
+
+    result = run_comparison(
+        [
+            Implementation("absent", "absent", "6NDV", absent),
+            Implementation("broken", "broken", "6NDV", lambda: broken),
+            Implementation("hanging", "hanging", "6NDV", lambda: hanging),
+            Implementation("wrong", "wrong", "6NDV", lambda: wrong),
+            Implementation("plain", "plain", "6NDV", lambda: plain_loss),
+        ],
+        prepare_seconds=1.0,
+    )
+    rows = rows_by_family(result)
+    assert [rows[name]["status"] for name in ("absent", "broken", "hanging")] == [
+        "absent",
+        "error",
+        "out of time",
+    ]
+    assert "boom" in rows["broken"]["reason"]
+    assert "samples_ms" not in rows["broken"]
+    assert len(rows["plain"]["samples_ms"]) == 2
+    assert rows["plain"]["errors"]["dw"] < 0.02 < rows["wrong"]["errors"]["dw"]
+
+
+def test_no_time_left_still_gives_a_result():
+    from implementations import Implementation, plain_loss
+
+    result = run_comparison(
+        [Implementation("plain", "plain", "6NDV", lambda: plain_loss)], budget=0.0
+    )
+    assert result["rounds"] == 0
+    assert rows_by_family(result)["plain"]["status"] == "out of time"
+
+
+def test_compare_writes_ours_beside_plain_pytorch(tmp_path, capsys, monkeypatch):
+    import compare
+
+    monkeypatch.setitem(sys.modules, "quack", None)
+    configs = tmp_path / "configs.json"
+    configs.write_text(json.dumps([{"strategy": "chunked", "chunk": 16}]))
+    out = tmp_path / "deep" / "comparison.json"
+    arguments = ["--shape", "64,32,256", "--rounds", "2", "--device", "cpu", "--out", str(out)]
+    arguments += ["--implementations", "eager,quack,ours,ours_weight_dtype,ours_configs"]
+    assert compare.main([*arguments, "--configs", str(configs)]) == 0
+    document = json.loads(out.read_text())
+    assert document["schema"] == compare.SCHEMA
+    assert document["environment"]["versions"]["torch"] == torch.__version__
+    assert [result["data"] for result in document["results"]] == ["flat", "peaked"]
+    for result in document["results"]:
+        rows = rows_by_family(result)
+        assert rows["quack"]["status"] == "absent"
+        assert rows["ours_configs"]["config"] == {"strategy": "chunked", "chunk": 16}
+        for family in ("ours", "ours_configs"):
+            assert rows[family]["errors"]["dw"] <= rows["eager"]["errors"]["dw"]
+            assert len(rows[family]["samples_ms"]) == result["rounds"] == 2
+            assert rows[family]["times_floor"] == pytest.approx(
+                rows[family]["median_ms"] / result["floor_ms"]
+            )
+    assert "64×32×256 bfloat16 peaked" in capsys.readouterr().out
+
+
+def test_compare_names_unknown_implementations(capsys):
+    import compare
+
+    with pytest.raises(SystemExit):
+        compare.main(["--implementations", "eager,nobody"])
+    assert "['nobody']" in capsys.readouterr().err
+
+
+# article_table
+
+
+def test_article_table_has_a_row_for_each_and_says_why_one_is_empty(tmp_path):
+    import article_table
+
+    out = tmp_path / "article.json"
+    arguments = ["--shape", "64,32,256", "--device", "cpu", "--out", str(out)]
+    assert article_table.main(arguments) == 0
+    plain, atomic, *ours = json.loads(out.read_text())["rows"]
+    assert plain["median_ms"] > 0
+    assert "atomic needs a CUDA device" in atomic["reason"]
+    assert ours
+    assert all(row["median_ms"] > 0 and row["config"] for row in ours)
+    assert out.with_suffix(".md").read_text().count("\n| ") == 3 + len(ours)
+
+
+# plot
+
+
+def plotted_row(name, family, times, gib, dw=2.7e-3, **details):
+    return {
+        "name": name,
+        "family": family,
+        "times_floor": times,
+        "extra_bytes": int(gib * GIB),
+        "errors": {"dw": dw},
+        **details,
+    }
+
+
+def ours_row(times, gib, chunk):
+    config = {"strategy": "chunked", "chunk": chunk}
+    return plotted_row("ours", "ours", times, gib, config=config, accumulate="fp32")
+
+
+def test_pareto_keeps_what_nothing_beats():
+    from plot import pareto
+
+    rows = [
+        ours_row(1.3, 1.2, 1),
+        ours_row(1.4, 1.5, 2),
+        ours_row(1.1, 2.0, 3),
+        ours_row(1.1, 3.0, 4),
+    ]
+    assert [row["config"]["chunk"] for row in pareto(rows[::-1])] == [1, 3]
+
+
+def test_plot_draws_a_figure_per_result(tmp_path):
+    import plot
+
+    result = {"tokens": 64, "hidden": 32, "vocab": 256, "dtype": "bfloat16", "floor_ms": 1.0}
+    rows = [
+        plotted_row("PyTorch", "eager", 1.1, 11.8),
+        plotted_row("CCE", "cce", 3.5, 1.1, dw=1e-2),
+        ours_row(1.3, 1.3, 1024),
+        ours_row(0.98, 3.0, 4096),
+        {"name": "quack", "family": "quack", "status": "absent"},
+    ]
+    environment = {"device": {"name": "GPU"}, "versions": {"torch": "2"}, "date": "2026-01-01T"}
+    results = [
+        {**result, "data": "peaked", "implementations": rows},
+        {**result, "data": "flat", "implementations": rows[-1:]},
+    ]
+    source = tmp_path / "comparison.json"
+    source.write_text(json.dumps({"environment": environment, "results": results}))
+    assert plot.main([str(source), "--out-dir", str(tmp_path)]) == 0
+    assert (tmp_path / "64x32x256-peaked.svg").read_text().startswith("<?xml")
+    assert (tmp_path / "64x32x256-peaked.png").stat().st_size > 10_000
+    assert not (tmp_path / "64x32x256-flat.svg").exists()
+
+
+# train_lm
+
+
+def test_training_with_the_op_follows_plain_pytorch(tmp_path):
+    import plot_training
+    import train_lm
+
+    out = tmp_path / "train.json"
+    sizes = ["--steps", "8", "--batch", "4", "--context", "32", "--hidden", "64", "--layers", "1"]
+    text = ["--vocab", "256", "--tokenizer", "bytes", "--corpus-bytes", "60000"]
+    assert train_lm.main([*sizes, *text, "--device", "cpu", "--out", str(out)]) == 0
+    document = json.loads(out.read_text())
+    gaps = {tuple(row["heads"]): row for row in document["differences"]}
+    for head, run in document["runs"].items():
+        assert run["losses"][-1] < run["losses"][0], head
+    # the op rounds no more than plain PyTorch does
+    ours, plain = gaps["flce_tune", "plain_fp32"], gaps["plain", "plain_fp32"]
+    assert ours["mean"] <= 1.1 * plain["mean"]
+    assert document["choice"]["config"]["strategy"]
+    assert plot_training.main([str(out), "--out", str(tmp_path / "curves")]) == 0
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_train_lm_says_what_is_missing_without_tokenizers(monkeypatch):
+    import train_lm
+    from corpus import Corpus
+
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(SystemExit, match="pip install tokenizers"):
+        train_lm.encode(Corpus("some text", 1, ""), 32768, "bpe", 100)
+
+
+def test_the_corpus_is_the_same_each_time_and_as_long_as_asked():
+    from corpus import collect
+
+    first = collect(50_000)
+    assert first == collect(50_000)
+    assert len(first.text.encode()) >= 50_000
+    assert collect(200_000).text.startswith(first.text)
