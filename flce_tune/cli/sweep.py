@@ -1,0 +1,200 @@
+"""``flce-tune sweep``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flce_tune.cli import options
+from flce_tune.cli.exits import FAILURE, INTERRUPTED
+
+if TYPE_CHECKING:
+    import torch
+
+    from flce_tune.cli.train_step import TrainStep
+    from flce_tune.kernels.problem import Problem
+    from flce_tune.sweep.events import ProblemReport, SweepReport
+
+
+def sweep(
+    preset: options.PresetOption = None,
+    from_model: options.FromModelOption = None,
+    tokens: options.TokensOption = None,
+    hidden: options.HiddenOption = None,
+    vocab: options.VocabOption = None,
+    dtype: options.DtypeOption = None,
+    mode: options.ModeOption = "train",
+    accumulate: options.AccumulateOption = "fp32",
+    features: options.FeaturesOption = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="NAME",
+            help="cuda, cuda:1 or cpu. Default: the first GPU, else the CPU.",
+        ),
+    ] = None,
+    strategy: options.StrategyOption = None,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            "--budget", metavar="COUNT", min=1, help="Configs to measure at most, for each problem."
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small sample and a short final.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="For one config.")
+    ] = 60.0,
+    train_step: Annotated[
+        bool,
+        typer.Option("--train-step", help="Then train one step with the config that was stored."),
+    ] = False,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Measure which config is fastest here, and store the winners.
+
+    Everything is stored as it comes: after Ctrl-C the same command goes on where it stopped.
+    """
+    from flce_tune.cli.console import print_error, print_json, print_note
+    from flce_tune.cli.database import load_settings, open_for_writing
+    from flce_tune.cli.interrupt import stop_on_signal
+    from flce_tune.cli.progress import reporting
+    from flce_tune.cli.selection import Selection
+    from flce_tune.cli.targets import local_device
+    from flce_tune.cli.units import split_commas
+    from flce_tune.dispatch.snapshot import without_password
+    from flce_tune.sweep.events import SweepOptions
+    from flce_tune.sweep.sweep import sweep as run_sweep
+
+    problems = Selection(
+        preset, from_model, tokens, hidden, vocab, dtype, mode, accumulate, features
+    ).problems()
+    target = local_device(device)
+    if train_step:
+        _refuse_train_step(problems)
+    effort = SweepOptions(
+        strategies=tuple(split_commas(strategy)) or None,
+        budget=budget,
+        quick=quick,
+        timeout_s=timeout,
+    )
+    config = load_settings()
+    where = config.database_path or without_password(config.database_url)
+    print_note(f"tuning on {_describe(target)}, database {where}")
+    with (
+        open_for_writing() as store,
+        reporting(len(problems)) as events,
+        stop_on_signal(lambda: print_note("stopping; what was measured is stored")) as stopped,
+    ):
+        report = run_sweep(problems, store, target, effort, events=events, should_stop=stopped)
+    step = _train(report, target) if train_step and not report.interrupted else None
+    if as_json:
+        print_json(_as_json(report, str(where), target, step))
+    else:
+        _print_report(report, step)
+    for failed in (one for one in report.problems if one.error):
+        print_error(f"{_name(failed.problem)}: {failed.error}")
+    if report.interrupted:
+        print_error("interrupted; the same command goes on where it stopped")
+        raise typer.Exit(INTERRUPTED)
+    if any(one.error for one in report.problems):
+        raise typer.Exit(FAILURE)
+
+
+def _refuse_train_step(problems: list[Problem]) -> None:
+    from flce_tune.cli.train_step import why_not
+
+    for problem in problems:
+        if reason := why_not(problem):
+            raise typer.BadParameter(reason, param_hint="--train-step")
+
+
+def _train(report: SweepReport, device: torch.device) -> TrainStep | None:
+    from flce_tune.cli.train_step import train_step
+
+    tuned = next((one.problem for one in report.problems if one.winners), None)
+    return train_step(tuned, device) if tuned is not None else None
+
+
+def _describe(device: torch.device) -> str:
+    from flce_tune.kernels.problem import describe_device
+
+    described = describe_device(device)
+    unit = "cores" if described.kind == "cpu" else "SMs"
+    return f"{device} ({described.name}, {described.sm_count} {unit})"
+
+
+def _name(problem: Problem) -> str:
+    from flce_tune.cli.views import problem_text
+
+    return problem_text(problem)
+
+
+def _print_report(report: SweepReport, step: TrainStep | None) -> None:
+    from flce_tune.cli.console import results, table
+    from flce_tune.cli.views import WINNER_COLUMNS, WINNER_NUMBERS, winner_cells
+
+    console = results()
+    for one in report.problems:
+        if one.winners:
+            made = table(*WINNER_COLUMNS, title=_name(one.problem), right=WINNER_NUMBERS)
+            for winner in one.winners:
+                made.add_row(*winner_cells(winner))
+            console.print(made)
+        console.print(_account(one))
+    if step is not None:
+        console.print(_step_text(step))
+
+
+def _account(one: ProblemReport) -> str:
+    from flce_tune.cli.units import format_ms
+
+    counts = [f"{one.measured} measured"]
+    if one.resumed:
+        counts.append(f"{one.resumed} known from before")
+    counts += [f"{count} {status.value}" for status, count in one.failures.items()]
+    return (
+        f"{', '.join(counts)}, in {one.seconds:.1f} s. Default config: "
+        f"{format_ms(one.default_ms)} ms; plain PyTorch: {format_ms(one.eager_ms)} ms."
+    )
+
+
+def _step_text(step: TrainStep) -> str:
+    return (
+        f"\nOne training step: loss {step.loss:.4f} (plain PyTorch: {step.plain_loss:.4f}), "
+        f"{step.loss_after:.4f} after it.\n"
+        f"  config   {step.choice.config}\n"
+        f"  because  {step.choice.rule}: {step.choice.detail}"
+    )
+
+
+def _as_json(
+    report: SweepReport, database: str, device: torch.device, step: TrainStep | None
+) -> dict[str, Any]:
+    from flce_tune.cli.views import device_view, problem_view, winner_view
+    from flce_tune.dispatch.convert import device_record
+    from flce_tune.kernels.problem import describe_device
+
+    return {
+        "database": database,
+        "device": device_view(device_record(describe_device(device))),
+        "interrupted": report.interrupted,
+        "problems": [
+            {
+                "problem": problem_view(one.problem),
+                "winners": [winner_view(winner) for winner in one.winners],
+                "measured": one.measured,
+                "resumed": one.resumed,
+                "failures": {status.value: count for status, count in one.failures.items()},
+                "default_ms": one.default_ms,
+                "eager_ms": one.eager_ms,
+                "seconds": one.seconds,
+                "error": one.error,
+            }
+            for one in report.problems
+        ],
+        "train_step": step.to_dict() if step is not None else None,
+    }
