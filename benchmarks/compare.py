@@ -43,7 +43,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dtype", choices=sorted(DTYPES), default="bfloat16")
     add("--device", type=torch.device, default=None)
     add("--rounds", type=int, default=11)
-    add("--time-budget", type=float, default=540.0, help="seconds for the whole run")
+    add("--time-budget", type=float, default=520.0, help="seconds for the whole run")
     add("--prepare-seconds", type=float, default=60.0, help="for one implementation's first calls")
     add("--out", type=Path, default=Path("comparison.json"))
     arguments = parser.parse_args(argv)

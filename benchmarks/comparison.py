@@ -167,7 +167,8 @@ class Comparison:
             return
         self.log(f"  {contestant.implementation.name}")
         try:
-            with at_most(min(self.prepare_seconds, deadline.remaining)):
+            # half of what is left at most: a slow compiler must not starve all who follow
+            with at_most(min(self.prepare_seconds, deadline.remaining / 2)):
                 loss = contestant.loss or contestant.implementation.build()
                 contestant.errors = relative_errors(forward_backward(loss, inputs), truth)
                 release(self.device)
@@ -185,7 +186,10 @@ class Comparison:
     ) -> tuple[list[float], int]:
         """Interleave all contestants and the floor; return the floor's samples and the rounds."""
         stopwatch, floor = Stopwatch(self.device), Floor(inputs)
-        floor()
+        stopwatch.time(floor)
+        for contestant in contestants:  # a round that does not count: it fills the allocator
+            self._time(contestant, inputs, stopwatch, deadline)
+            contestant.samples_ms.clear()
         floor_samples: list[float] = []
         gc.disable()
         try:
