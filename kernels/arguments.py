@@ -39,6 +39,9 @@ def check_tensors(
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if hasattr(tensor, "full_tensor"):  # a DTensor, known without importing torch.distributed
+            raise TypeError(f"{name} must hold all of its rows, got a DTensor: pass the result of "
+                            f"{name}.full_tensor(), gathered before the call")  # fmt: skip
         if tensor.device != x.device:
             raise ValueError(f"{name} is on {tensor.device}, x is on {x.device}: move one of them")
         if name == "target":
@@ -95,6 +98,8 @@ def check_loss(loss: LossSpec, reduction: str, accumulate: str, outputs: Sequenc
         raise ValueError(f"label_smoothing must be in [0, 1], got {loss.label_smoothing}")
     if loss.softcap is not None and not loss.softcap > 0.0:
         raise ValueError(f"softcap must be positive, or None for no cap, got {loss.softcap}")
+    if loss.logit_scale is not None and not loss.logit_scale > 0.0:
+        raise ValueError(f"logit_scale must be positive, or None for 1, got {loss.logit_scale}")
     if loss.z_loss < 0.0:
         raise ValueError(f"z_loss must not be negative, got {loss.z_loss}")
     if unknown := [name for name in outputs if name not in OUTPUTS]:
@@ -118,8 +123,10 @@ def check_target_range(target: Tensor, vocab: int, ignore_index: int) -> None:
 
 def compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     """The GEMMs' dtype: autocast's where it is on, else the promotion of both inputs'."""
-    if torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, weight.dtype):
-        return torch.get_autocast_dtype(x.device.type)
+    kind = x.device.type
+    autocast = kind != "meta" and torch.is_autocast_enabled(kind)
+    if autocast and torch.float64 not in (x.dtype, weight.dtype):
+        return torch.get_autocast_dtype(kind)
     return torch.promote_types(x.dtype, weight.dtype)
 
 
