@@ -253,7 +253,7 @@ class _Call:
             *self._tensors(), *self._scalars(), *self._statistics(), self.check_targets,
             *self._choice(),
         )  # fmt: skip
-        return cast("tuple[Tensor, Tensor, Tensor, Tensor]", result)
+        return cast("tuple[Tensor, Tensor, Tensor, Tensor]", result[:4])
 
     def per_row(
         self,

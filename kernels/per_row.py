@@ -38,14 +38,18 @@ def row_loss(
     accumulate: str,
     workspace_limit: int | None,
     config: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return token_loss, lse, entropy, prediction; each [N], the last two empty if not wanted."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return token_loss, lse, entropy, prediction, target_logit.
+
+    Each is [N]; entropy and prediction are empty if not wanted.
+    """
     loss = LossSpec(ignore_index, label_smoothing, softcap, logit_scale, z_loss)
     wanted = Wanted(entropy=entropy, prediction=prediction)
     empty = x.new_empty(0)
     if len(x) == 0:
         none = x.new_empty(0, dtype=losses.statistics_dtype(x.dtype))
-        return none, none.clone(), none.clone() if entropy else empty, empty.long()
+        entropies = none.clone() if entropy else empty
+        return none, none.clone(), entropies, empty.long(), none.clone()
     with torch.autocast(x.device.type, enabled=False):
         if check_targets or x.device.type == "cpu":
             check_target_range(target, weight.shape[0], ignore_index)
@@ -63,6 +67,7 @@ def row_loss(
             statistics.lse,
             empty if statistics.mean_logit is None else statistics.lse - statistics.mean_logit,
             empty.long() if statistics.prediction is None else statistics.prediction,
+            statistics.target_logit.masked_fill((target < 0) | (target >= len(weight)), 0.0),
         )
 
 
@@ -84,13 +89,14 @@ def _(
     accumulate: str,
     workspace_limit: int | None,
     config: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     row = x.new_empty(x.shape[0], dtype=losses.statistics_dtype(x.dtype))
     return (
         row,
         torch.empty_like(row),
         torch.empty_like(row) if entropy else x.new_empty(0),
         row.new_empty(x.shape[0] if prediction else 0, dtype=torch.int64),
+        torch.empty_like(row),
     )
 
 
@@ -106,6 +112,7 @@ def row_loss_backward(
     class_weight: Tensor | None,
     lse: Tensor,
     entropy: Tensor,
+    target_logit: Tensor,
     ignore_index: int,
     label_smoothing: float,
     softcap: float | None,
@@ -134,7 +141,7 @@ def row_loss_backward(
         row_weight = upstream.masked_fill(~counted, 0.0).masked_fill(out_of_range, float("nan"))
         statistics = Statistics(
             lse=lse,
-            target_logit=lse,
+            target_logit=target_logit,
             mean_logit=None if grad_entropy is None else lse - entropy,
         )
         given = losses.coefficients(inputs, statistics, row_weight, loss, grad_lse, grad_entropy)
@@ -164,6 +171,7 @@ def _(
     class_weight: Tensor | None,
     lse: Tensor,
     entropy: Tensor,
+    target_logit: Tensor,
     ignore_index: int,
     label_smoothing: float,
     softcap: float | None,
@@ -184,22 +192,26 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.mark_non_differentiable(output[3])
-    ctx.save_for_backward(*inputs[:5], output[1], output[2])
+    ctx.mark_non_differentiable(output[3], output[4])
+    ctx.save_for_backward(*inputs[:5], output[1], output[2], output[4])
     ctx.options = (*inputs[5:10], *inputs[13:])
 
 
 def _backward(
-    ctx: Any, grad_loss: Tensor | None, grad_lse: Tensor | None, grad_entropy: Tensor | None, _: Any
+    ctx: Any,
+    grad_loss: Tensor | None,
+    grad_lse: Tensor | None,
+    grad_entropy: Tensor | None,
+    *_: Any,
 ) -> tuple[Tensor | None, ...]:
-    x, weight, target, bias, class_weight, lse, entropy = ctx.saved_tensors
+    x, weight, target, bias, class_weight, lse, entropy, target_logit = ctx.saved_tensors
     needs = tuple(ctx.needs_input_grad[i] for i in (0, 1, 3))
     *scalars, accumulate, workspace_limit, config = ctx.options
     if entropy.numel() == 0:
         grad_entropy = None
     gradients = row_loss_backward(
         grad_loss, grad_lse, grad_entropy, x, weight, target, bias, class_weight, lse, entropy,
-        *scalars, *needs, accumulate, workspace_limit, config,
+        target_logit, *scalars, *needs, accumulate, workspace_limit, config,
     )  # fmt: skip
     dx, dw, db = (g if need else None for g, need in zip(gradients, needs, strict=True))
     return (dx, dw, None, db, *(None,) * 12)

@@ -20,6 +20,7 @@ from flce_tune.kernels.triton import rows
 STATISTICS_BLOCK = 4096
 GRADIENT_BLOCK = 4096
 ROW_WARPS = 8
+PICK_ROWS = 128
 
 
 def logits(
@@ -113,26 +114,43 @@ def slab_gradient(
         return
     n, width = out.shape
     hidden = inputs.x.shape[1]
+    flags = _gradient_flags(inputs, coefficients, loss)
     logits_gemm.slab_gradient_kernel[_grid(tile, n, width, inputs.x)](
         descriptor(inputs.x, [tile.n_block, tile.d_block]),
         descriptor(slab.weight, [tile.v_block, tile.d_block]),
         descriptor(out, [tile.n_block, tile.v_block]),
         slab.bias,
-        inputs.target,
         stats.lse,
         coefficients.a,
-        coefficients.b,
         coefficients.c,
         coefficients.e,
         slab.class_weight,
         n,
         hidden,
         width,
-        columns.start,
         *loss_scalars(loss),
         **_tile_arguments(tile),
         HAS_BIAS=slab.bias is not None,
-        **_gradient_flags(inputs, coefficients, loss),
+        HAS_SCALE=loss.logit_scale is not None,
+        **flags,
+    )
+    rows.target_gradient_kernel[(triton.cdiv(n, PICK_ROWS),)](
+        out,
+        out.stride(0),
+        inputs.target,
+        stats.target_logit,
+        stats.lse,
+        coefficients.a,
+        coefficients.b,
+        coefficients.c,
+        coefficients.e,
+        inputs.class_weight,
+        n,
+        columns.start,
+        width,
+        *loss_scalars(loss),
+        **flags,
+        ROWS=PICK_ROWS,
     )
 
 
@@ -162,8 +180,6 @@ def _tiled_logits(
         descriptor(inputs.weight, [tile.v_block, tile.d_block]),
         None if out is None else descriptor(out, [tile.n_block, tile.v_block]),
         inputs.bias,
-        inputs.target,
-        result.target_logit,
         inputs.class_weight,
         tile_max,
         tile_total,
@@ -176,6 +192,7 @@ def _tiled_logits(
         *loss_scalars(loss),
         **_tile_arguments(tile),
         STORE=out is not None,
+        EVEN=vocab % tile.v_block == 0,
         HAS_BIAS=inputs.bias is not None,
         **flags,
     )
@@ -190,18 +207,52 @@ def _tiled_logits(
         result.logit_sum,
         result.mean_logit,
         result.prediction,
-        inputs.target,
-        result.target_logit,
         n,
         tiles,
-        vocab,
         WANT_SUM=flags["WANT_SUM"],
         WANT_MEAN=flags["WANT_MEAN"],
         WANT_PREDICTION=flags["WANT_PREDICTION"],
         ROWS=row_block,
         TILES=64,
     )
+    _target_logits(inputs, loss, out, result.target_logit)
     return result
+
+
+def _target_logits(inputs: Inputs, loss: LossSpec, stored: Tensor | None, into: Tensor) -> None:
+    """Write z of each row's label: from the stored logits, or else from the label's row of W."""
+    n, hidden = inputs.x.shape
+    vocab = inputs.weight.shape[0]
+    has_softcap = loss.softcap is not None
+    if stored is not None:
+        rows.stored_target_logit_kernel[(triton.cdiv(n, PICK_ROWS),)](
+            stored,
+            stored.stride(0),
+            inputs.target,
+            into,
+            n,
+            vocab,
+            *loss_scalars(loss),
+            HAS_SOFTCAP=has_softcap,
+            ROWS=PICK_ROWS,
+        )
+        return
+    rows.target_logit_kernel[(n,)](
+        inputs.x,
+        inputs.weight,
+        inputs.bias,
+        inputs.target,
+        into,
+        vocab,
+        hidden,
+        inputs.x.stride(0),
+        inputs.weight.stride(0),
+        *loss_scalars(loss),
+        HAS_BIAS=inputs.bias is not None,
+        HAS_SOFTCAP=has_softcap,
+        BLOCK=min(1024, triton.next_power_of_2(hidden)),
+        num_warps=4,
+    )
 
 
 def empty_statistics(n: int, device: torch.device, loss: LossSpec, wanted: Wanted) -> Statistics:

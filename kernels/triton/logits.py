@@ -10,7 +10,12 @@ Two kernels share the main loop:
   statistics are of the *rounded* logits, because the gradient will be computed from those: where
   one class has all the probability, p - 1 must cancel as exactly as it does in plain torch.
   Without STORE it stores no logits, and its statistics are of the float32 accumulators.
-- ``slab_gradient_kernel`` knows the lse and stores G, of the float32 accumulators.
+- ``slab_gradient_kernel`` knows the lse and stores G, of the float32 accumulators, all but the
+  labels' own entries: looking for one column per row in every tile costs as much as the
+  exponential. ``rows.target_gradient_kernel`` writes those afterwards.
+
+The epilogue is not hidden by the tensor cores, so it is kept short: per logit one fused
+multiply-add into the exponent, one exp2, and what the options need.
 
 FLOPs 2NDV each. Bytes beyond the operands: 2NV written where logits or G are stored, and
 8·N·V / V_BLOCK of statistics.
@@ -19,7 +24,10 @@ FLOPs 2NDV each. Bytes beyond the operands: 2NV written where logits or G are st
 import triton
 import triton.language as tl
 
-from flce_tune.kernels.triton.rows import finite_or_zero, gradient_of, scaled
+from flce_tune.kernels.triton.rows import finite_or_zero, scaled
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -43,12 +51,18 @@ def tile_logits(x_desc, w_desc, row, column, hidden,
 
 
 @triton.jit
+def exponent(raw, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    """Values v and a positive factor c with z = v·c/log2(e), so that exp(z) is exp2(v·c)."""
+    if HAS_SOFTCAP:
+        return scaled(raw, scale, softcap, True), LOG2E
+    return raw, scale * LOG2E
+
+
+@triton.jit
 def store_statistics(
     raw,  # [N_BLOCK, V_BLOCK] float32
     row,
     tile_v,
-    target_ptr,
-    target_logit_ptr,
     class_weight_ptr,
     max_ptr,
     total_ptr,
@@ -61,39 +75,36 @@ def store_statistics(
     softcap,
     N_BLOCK: tl.constexpr,
     V_BLOCK: tl.constexpr,
+    EVEN: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_CLASS_WEIGHT: tl.constexpr,
     WANT_SUM: tl.constexpr,
     WANT_MEAN: tl.constexpr,
     WANT_PREDICTION: tl.constexpr,
 ):
-    """Store the tile's statistics at [tile_v, row], and the label's logit where it is inside."""
+    """Store the tile's statistics at [tile_v, row]."""
     rows = row + tl.arange(0, N_BLOCK)
     columns = tile_v * V_BLOCK + tl.arange(0, V_BLOCK)
-    inside = (columns < vocab)[None, :]
     places = tile_v.to(tl.int64) * n + rows
-    z = scaled(raw, scale, softcap, HAS_SOFTCAP)
-    target = tl.load(target_ptr + rows, mask=rows < n, other=-1)
-    local = target - tile_v * V_BLOCK
-    owned = (local >= 0) & (local < V_BLOCK) & (target < vocab) & (rows < n)
-    hit = tl.arange(0, V_BLOCK)[None, :] == local[:, None]
-    tl.store(target_logit_ptr + rows, tl.sum(tl.where(hit, z, 0.0), axis=1), mask=owned)
+    value, factor = exponent(raw, scale, softcap, HAS_SOFTCAP)
+    to_natural = factor * LN2
     if WANT_SUM:
         w = 1.0
         if HAS_CLASS_WEIGHT:
             w = tl.load(class_weight_ptr + columns, mask=columns < vocab, other=0.0)[None, :]
-        weighted = tl.sum(tl.where(inside, z * w, 0.0), axis=1)
-        tl.store(sum_ptr + places, weighted, mask=rows < n)
-    z = tl.where(inside, z, float("-inf"))
-    m = tl.max(z, axis=1)
-    e = tl.exp(z - finite_or_zero(m)[:, None])
-    tl.store(max_ptr + places, m, mask=rows < n)
+        part = tl.where((columns < vocab)[None, :], value * w, 0.0)
+        tl.store(sum_ptr + places, tl.sum(part, axis=1) * to_natural, mask=rows < n)
+    if not EVEN:
+        value = tl.where((columns < vocab)[None, :], value, float("-inf"))
+    m = tl.max(value, axis=1)
+    e = tl.exp2(value * factor - (finite_or_zero(m) * factor)[:, None])
+    tl.store(max_ptr + places, m * to_natural, mask=rows < n)
     tl.store(total_ptr + places, tl.sum(e, axis=1), mask=rows < n)
     if WANT_MEAN:
-        moment = tl.sum(tl.where(e == 0, 0.0, e * z), axis=1)
-        tl.store(moment_ptr + places, moment, mask=rows < n)
+        moment = tl.sum(tl.where(e == 0, 0.0, e * value), axis=1)
+        tl.store(moment_ptr + places, moment * to_natural, mask=rows < n)
     if WANT_PREDICTION:
-        best = tl.min(tl.where(z == m[:, None], columns[None, :], 2147483647), axis=1)
+        best = tl.min(tl.where(value == m[:, None], columns[None, :], 2147483647), axis=1)
         tl.store(best_ptr + places, best, mask=rows < n)
 
 
@@ -112,8 +123,6 @@ def logits_kernel(
     w_desc,  # [V, D]
     out_desc,  # [n, V], blocks of N_BLOCK × V_BLOCK
     bias_ptr,
-    target_ptr,
-    target_logit_ptr,
     class_weight_ptr,
     max_ptr,
     total_ptr,
@@ -130,6 +139,7 @@ def logits_kernel(
     D_BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
     STORE: tl.constexpr,
+    EVEN: tl.constexpr,  # V is a multiple of V_BLOCK
     HAS_BIAS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_CLASS_WEIGHT: tl.constexpr,
@@ -151,9 +161,9 @@ def logits_kernel(
             out_desc.store([row, column], rounded)
             raw = rounded.to(tl.float32)
         store_statistics(
-            raw, row, tile_v, target_ptr, target_logit_ptr, class_weight_ptr,
-            max_ptr, total_ptr, sum_ptr, moment_ptr, best_ptr, n, vocab, scale, softcap,
-            N_BLOCK, V_BLOCK, HAS_SOFTCAP, HAS_CLASS_WEIGHT, WANT_SUM, WANT_MEAN, WANT_PREDICTION,
+            raw, row, tile_v, class_weight_ptr, max_ptr, total_ptr, sum_ptr, moment_ptr, best_ptr,
+            n, vocab, scale, softcap, N_BLOCK, V_BLOCK, EVEN, HAS_SOFTCAP, HAS_CLASS_WEIGHT,
+            WANT_SUM, WANT_MEAN, WANT_PREDICTION,
         )  # fmt: skip
 
 
@@ -163,17 +173,14 @@ def slab_gradient_kernel(
     w_desc,  # [v, D], the slab's rows
     out_desc,  # [n, v], blocks of N_BLOCK × V_BLOCK
     bias_ptr,  # [v]
-    target_ptr,  # [n], global columns
-    lse_ptr,
+    lse_ptr,  # [n]
     a_ptr,
-    b_ptr,
     c_ptr,
     e_ptr,
     class_weight_ptr,  # [v]
     n,
     hidden,
     width,  # v
-    first_column,
     scale,
     softcap,
     N_BLOCK: tl.constexpr,
@@ -181,6 +188,7 @@ def slab_gradient_kernel(
     D_BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_C: tl.constexpr,
     HAS_E: tl.constexpr,
@@ -191,24 +199,30 @@ def slab_gradient_kernel(
     for tile in tl.range(tl.program_id(0), tiles_n * tiles_v, tl.num_programs(0), flatten=True):
         tile_n, tile_v = tile_position(tile, tiles_n, tiles_v, GROUP)
         row = tile_n * N_BLOCK
-        acc = tile_logits(x_desc, w_desc, row, tile_v * V_BLOCK, hidden, N_BLOCK, V_BLOCK, D_BLOCK)
+        column = tile_v * V_BLOCK
         rows = row + tl.arange(0, N_BLOCK)
-        ok = rows < n
-        lse = tl.load(lse_ptr + rows, mask=ok, other=0.0)[:, None]
-        target = (tl.load(target_ptr + rows, mask=ok, other=-1) - first_column)[:, None]
-        a = tl.load(a_ptr + rows, mask=ok, other=0.0)[:, None]
-        b = tl.load(b_ptr + rows, mask=ok, other=0.0)[:, None]
-        c = 0.0
-        e = 0.0
-        if HAS_C:
-            c = tl.load(c_ptr + rows, mask=ok, other=0.0)[:, None]
-        if HAS_E:
-            e = tl.load(e_ptr + rows, mask=ok, other=0.0)[:, None]
-        columns = tile_v * V_BLOCK + tl.arange(0, V_BLOCK)
+        lse = tl.load(lse_ptr + rows, mask=rows < n, other=0.0)
+        a = tl.load(a_ptr + rows, mask=rows < n, other=0.0)
+        acc = tile_logits(x_desc, w_desc, row, column, hidden, N_BLOCK, V_BLOCK, D_BLOCK)
+        columns = column + tl.arange(0, V_BLOCK)
         raw = with_bias(acc, bias_ptr, columns, width, HAS_BIAS)
-        gradient = gradient_of(
-            raw, columns[None, :], lse, target, a, b, c, e, class_weight_ptr,
-            (columns < width)[None, :], scale, softcap,
-            HAS_SOFTCAP, HAS_C, HAS_E, HAS_CLASS_WEIGHT,
-        )  # fmt: skip
-        out_desc.store([row, tile_v * V_BLOCK], gradient.to(out_desc.dtype))
+        value, factor = exponent(raw, scale, softcap, HAS_SOFTCAP)
+        gradient = tl.exp2(value * factor - (lse * LOG2E)[:, None])
+        if HAS_C:
+            c = tl.load(c_ptr + rows, mask=rows < n, other=0.0)[:, None]
+            finite = tl.where(value == float("-inf"), 0.0, value * (factor * LN2))
+            gradient *= a[:, None] + c * finite
+        else:
+            gradient *= a[:, None]
+        if HAS_E:
+            uniform = tl.load(e_ptr + rows, mask=rows < n, other=0.0)[:, None]
+            if HAS_CLASS_WEIGHT:
+                w = tl.load(class_weight_ptr + columns, mask=columns < width, other=0.0)
+                uniform = uniform * w[None, :]
+            gradient -= uniform
+        if HAS_SCALE:
+            gradient *= scale
+        if HAS_SOFTCAP:
+            ratio = value / softcap
+            gradient *= 1.0 - ratio * ratio
+        out_desc.store([row, column], gradient.to(out_desc.dtype))
