@@ -179,12 +179,12 @@ def _shifted(
     """Move labels one position left; the last position counts no more."""
     if x.dim() < 2:
         raise ValueError(f"shift needs x [..., T, D], got {tuple(x.shape)}")
-    end = target.new_full((*target.shape[:-1], 1), ignore_index)
-    target = torch.cat((target[..., 1:], end), dim=-1)
+    moved = torch.full_like(target, ignore_index)
+    moved[..., :-1] = target[..., 1:]
     if token_weight is not None:
-        last = token_weight.new_zeros((*token_weight.shape[:-1], 1))
+        last = torch.zeros_like(token_weight[..., :1])
         token_weight = torch.cat((token_weight[..., 1:], last), dim=-1)
-    return target, token_weight
+    return moved, token_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,9 @@ class _Call:
     ) -> Tensor | tuple[Tensor, Tensor] | LossOutputs:
         """Loss whose upstream gradient may differ by token."""
         rows, lse, entropy, prediction = self.rows()
-        weighted = rows if self.token_weight is None else rows * self.token_weight.to(rows.dtype)
+        weighted = rows
+        if (weight := self._counted_weight(rows.dtype)) is not None:
+            weighted = rows * weight
         value = weighted.view(shape)
         if reduction == "none":
             value = value[..., :-1] if drop_last else value
@@ -291,13 +293,19 @@ class _Call:
             return divisor.detach().reshape(()).to(self.x.device, dtype, non_blocking=True)
         return torch.full((), float(divisor), dtype=dtype, device=self.x.device)
 
+    def _counted_weight(self, dtype: torch.dtype) -> Tensor | None:
+        """Token weights, 0 for ignored tokens whatever is given for them."""
+        if self.token_weight is None:
+            return None
+        counted = self.target != self.loss.ignore_index
+        return torch.where(counted, self.token_weight.to(dtype), 0.0)
+
     def _mean_divisor(self, divisor: Tensor | float | None, rows: Tensor) -> Tensor:
         if (given := self._divisor(divisor)) is not None:
             return given
-        counted = self.target != self.loss.ignore_index
-        weight = counted.to(rows.dtype)
-        if self.token_weight is not None:
-            weight = torch.where(counted, self.token_weight.to(rows.dtype), 0.0)
+        weight = self._counted_weight(rows.dtype)
+        if weight is None:
+            weight = (self.target != self.loss.ignore_index).to(rows.dtype)
         if self.class_weight is not None:
             known = self.target.clamp(0, len(self.class_weight) - 1)
             weight = weight * self.class_weight[known].to(rows.dtype)
