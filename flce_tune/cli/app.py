@@ -35,10 +35,12 @@ class _Group(TyperGroup):
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    from flce_tune.cli.console import messages
+    from rich.text import Text
+
+    from flce_tune.cli.console import messages, print_text
 
     text = str(message).removeprefix("flce-tune: ")
-    messages().print(f"warning: {text}", soft_wrap=True, style="yellow")
+    print_text(messages(), Text(f"warning: {text}", style="yellow"))
 
 
 app = typer.Typer(

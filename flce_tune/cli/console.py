@@ -40,14 +40,18 @@ def print_json(value: object) -> None:
 
 
 def print_error(message: str) -> None:
-    """Write one error to stderr, on one line."""
-    text = Text.assemble(("error: ", "bold red"), (message, "red"))
-    messages().print(text, soft_wrap=True)
+    """Write one error to stderr."""
+    print_text(messages(), Text.assemble(("error: ", "bold red"), (message, "red")))
 
 
 def print_note(message: str) -> None:
     """Write something worth knowing, but not the result, to stderr."""
-    messages().print(message, soft_wrap=True, style="dim")
+    print_text(messages(), Text(message, style="dim"))
+
+
+def print_text(console: Console, text: str | Text) -> None:
+    """Write text, wrapped between words on a terminal and not at all elsewhere."""
+    console.print(text, soft_wrap=not console.is_terminal)
 
 
 def table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:

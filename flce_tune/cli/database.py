@@ -18,7 +18,7 @@ def load_settings() -> Settings:
     try:
         return settings.load()
     except ValueError as error:
-        raise typer.BadParameter(f"an FLCE_TUNE_ variable is not accepted: {error}") from error
+        raise typer.BadParameter(f"a setting in the environment: {error}") from error
 
 
 def open_for_reading() -> Store | None:

@@ -76,7 +76,7 @@ def explain(
     as_json: options.JsonOption = False,
 ) -> None:
     """Say which config the op uses for a problem, and which rules led there."""
-    from flce_tune.cli.console import print_json, results
+    from flce_tune.cli.console import print_json, print_text, results
     from flce_tune.cli.selection import Selection
 
     selection = Selection(
@@ -86,7 +86,7 @@ def explain(
     if as_json:
         print_json(explanation.to_dict())
     else:
-        results().print(explanation.to_text(), soft_wrap=True)
+        print_text(results(), explanation.to_text())
 
 
 def _explain(

@@ -119,7 +119,10 @@ def space(
     list_all: Annotated[bool, typer.Option("--list", help="Every config.")] = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Say how many configs a sweep could measure, and what was pruned and why."""
+    """Say which configs the strategies propose for a sweep, and what was pruned and why.
+
+    Where GEMMs have tiles, a sweep also measures combinations of the proposed ones.
+    """
     from flce_tune.cli.console import print_json, results
     from flce_tune.cli.database import open_for_reading
     from flce_tune.cli.selection import Selection
@@ -154,21 +157,21 @@ def _print_strategy(
 ) -> None:
     from collections import Counter
 
-    from flce_tune.cli.console import results
+    from flce_tune.cli.console import print_text, results
     from flce_tune.cli.units import format_bytes
     from flce_tune.kernels import strategies
 
     console = results()
     reasons = Counter(reason for _, reason in proposed if reason is not None)
     pruned = reasons.total()
-    console.print(f"{name}: {len(proposed) - pruned} to measure, {pruned} pruned", style="bold")
+    console.print(f"{name}: {len(proposed) - pruned} proposed, {pruned} pruned", style="bold")
     if list_all:
         for config, reason in proposed:
             note = format_bytes(strategies.workspace(config, problem)) if reason is None else reason
-            console.print(f"  {config}: {note}", soft_wrap=True)
+            print_text(console, f"  {config}: {note}")
         return
     for reason, count in reasons.most_common(REASONS_SHOWN):
-        console.print(f"  {count} × {reason}", soft_wrap=True)
+        print_text(console, f"  {count} × {reason}")
     if len(reasons) > REASONS_SHOWN:
         console.print(f"  and {len(reasons) - REASONS_SHOWN} more reasons; --list shows all")
 

@@ -18,7 +18,6 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from flce_tune.cli.console import messages
 from flce_tune.cli.units import format_ms
 from flce_tune.cli.views import config_text, problem_text
 from flce_tune.kernels.problem import Problem
@@ -34,9 +33,8 @@ STAGES: dict[Stage, str] = {
 
 
 @contextmanager
-def reporting(problems: int) -> Iterator[SweepEvents]:
-    """Events that show the progress of a sweep of ``problems`` problems."""
-    console = messages()
+def reporting(console: Console, problems: int) -> Iterator[SweepEvents]:
+    """Events that show the progress of a sweep of ``problems`` problems on ``console``."""
     if not console.is_terminal:
         yield Lines(console, problems)
         return

@@ -53,11 +53,9 @@ class Selection:
         Raises:
             typer.BadParameter: as ``problems``, or several were given.
         """
-        if self.tokens is None and self.preset != "demo":
-            raise typer.BadParameter("say how many tokens with --tokens, e.g. --tokens 16384")
         problems = self.problems()
         if len(problems) > 1:
-            raise typer.BadParameter("this command takes one token count, e.g. --tokens 16384")
+            raise typer.BadParameter("say one token count with --tokens, e.g. --tokens 16384")
         return problems[0]
 
     def _model(self) -> Preset:

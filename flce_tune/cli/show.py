@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -10,7 +11,9 @@ from flce_tune.cli import options
 from flce_tune.cli.exits import NothingFoundError
 
 if TYPE_CHECKING:
-    from flce_tune.tuning_db.records import DeviceRecord, Measurement, ProblemRecord, Winner
+    from flce_tune.tuning_db.records import Measurement, ProblemRecord, Winner
+
+T = TypeVar("T")
 
 
 def show(
@@ -87,7 +90,6 @@ def _show_winners(winners: list[Winner], as_json: bool) -> None:
     from flce_tune.cli.views import (
         WINNER_COLUMNS,
         WINNER_NUMBERS,
-        problem_text,
         winner_cells,
         winner_view,
     )
@@ -95,12 +97,7 @@ def _show_winners(winners: list[Winner], as_json: bool) -> None:
     if as_json:
         print_json([winner_view(one) for one in winners])
         return
-    fronts: dict[tuple[DeviceRecord, ProblemRecord], list[Winner]] = {}
-    for one in winners:
-        key = (one.measurement.device, one.measurement.problem)
-        fronts.setdefault(key, []).append(one)
-    for (device, problem), front in fronts.items():
-        title = f"{problem_text(problem)} on {device.name}"
+    for title, front in _by_problem(winners, lambda one: one.measurement).items():
         made = table(*WINNER_COLUMNS, title=title, right=WINNER_NUMBERS)
         for one in front:
             made.add_row(*winner_cells(one))
@@ -110,22 +107,32 @@ def _show_winners(winners: list[Winner], as_json: bool) -> None:
 def _show_measurements(measurements: list[Measurement], as_json: bool) -> None:
     from flce_tune.cli.console import print_json, results, table
     from flce_tune.cli.units import format_bytes, format_ms
-    from flce_tune.cli.views import config_text, measurement_view, problem_text
+    from flce_tune.cli.views import config_text, measurement_view
 
     if as_json:
         print_json([measurement_view(one) for one in measurements])
         return
-    numbers = ("id", "ms", "workspace")
-    made = table("id", "device", "problem", "config", "status", "ms", "workspace", right=numbers)
-    for one in measurements:
-        made.add_row(
-            str(one.id),
-            one.device.name,
-            problem_text(one.problem),
-            config_text(one),
-            one.status.value,
-            format_ms(one.median_ms),
-            format_bytes(one.workspace_bytes),
-        )
-    if measurements:
+    numbers = ("id", "status", "ms", "workspace")
+    for title, group in _by_problem(measurements, lambda one: one).items():
+        made = table("id", "config", "status", "ms", "workspace", title=title, right=numbers)
+        for one in group:
+            made.add_row(
+                str(one.id),
+                config_text(one),
+                one.status.value,
+                format_ms(one.median_ms),
+                format_bytes(one.workspace_bytes),
+            )
         results().print(made)
+
+
+def _by_problem(records: list[T], measurement: Callable[[T], Measurement]) -> dict[str, list[T]]:
+    """Group records under a title that names their problem and device."""
+    from flce_tune.cli.views import problem_text
+
+    groups: dict[str, list[T]] = {}
+    for record in records:
+        measured = measurement(record)
+        title = f"{problem_text(measured.problem)} on {measured.device.name}"
+        groups.setdefault(title, []).append(record)
+    return groups

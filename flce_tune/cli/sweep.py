@@ -58,7 +58,7 @@ def sweep(
 
     Everything is stored as it comes: after Ctrl-C the same command goes on where it stopped.
     """
-    from flce_tune.cli.console import print_error, print_json, print_note
+    from flce_tune.cli.console import messages, print_error, print_json, print_text
     from flce_tune.cli.database import load_settings, open_for_writing
     from flce_tune.cli.interrupt import stop_on_signal
     from flce_tune.cli.progress import reporting
@@ -83,11 +83,12 @@ def sweep(
     )
     config = load_settings()
     where = config.database_path or without_password(config.database_url)
-    print_note(f"tuning on {_describe(target)}, database {where}")
+    console = messages()
+    print_text(console, f"tuning on {_describe(target)}, database {where}")
     with (
         open_for_writing() as store,
-        reporting(len(problems)) as events,
-        stop_on_signal(lambda: print_note("stopping; what was measured is stored")) as stopped,
+        reporting(console, len(problems)) as events,
+        stop_on_signal(lambda: console.print("stopping ...")) as stopped,
     ):
         report = run_sweep(problems, store, target, effort, events=events, should_stop=stopped)
     step = _train(report, target) if train_step and not report.interrupted else None
@@ -98,7 +99,7 @@ def sweep(
     for failed in (one for one in report.problems if one.error):
         print_error(f"{_name(failed.problem)}: {failed.error}")
     if report.interrupted:
-        print_error("interrupted; the same command goes on where it stopped")
+        print_error("interrupted; what was measured is stored, the same command goes on from there")
         raise typer.Exit(INTERRUPTED)
     if any(one.error for one in report.problems):
         raise typer.Exit(FAILURE)
@@ -134,7 +135,7 @@ def _name(problem: Problem) -> str:
 
 
 def _print_report(report: SweepReport, step: TrainStep | None) -> None:
-    from flce_tune.cli.console import results, table
+    from flce_tune.cli.console import print_text, results, table
     from flce_tune.cli.views import WINNER_COLUMNS, WINNER_NUMBERS, winner_cells
 
     console = results()
@@ -144,9 +145,9 @@ def _print_report(report: SweepReport, step: TrainStep | None) -> None:
             for winner in one.winners:
                 made.add_row(*winner_cells(winner))
             console.print(made)
-        console.print(_account(one))
+        print_text(console, _account(one))
     if step is not None:
-        console.print(_step_text(step))
+        print_text(console, _step_text(step))
 
 
 def _account(one: ProblemReport) -> str:
@@ -156,10 +157,13 @@ def _account(one: ProblemReport) -> str:
     if one.resumed:
         counts.append(f"{one.resumed} known from before")
     counts += [f"{count} {status.value}" for status, count in one.failures.items()]
-    return (
-        f"{', '.join(counts)}, in {one.seconds:.1f} s. Default config: "
-        f"{format_ms(one.default_ms)} ms; plain PyTorch: {format_ms(one.eager_ms)} ms."
-    )
+    account = f"{', '.join(counts)}, in {one.seconds:.1f} s."
+    if one.winners:
+        account += (
+            f" Default config: {format_ms(one.default_ms)} ms;"
+            f" plain PyTorch: {format_ms(one.eager_ms)} ms."
+        )
+    return account
 
 
 def _step_text(step: TrainStep) -> str:
