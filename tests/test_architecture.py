@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "sweep": FREE | {"kernels", "tuning_db", "dispatch"},
     "integrations": FREE | {"api", "kernels"},
     "service": FREE | {"sweep", "dispatch", "kernels", "tuning_db"},
-    "cli": FREE | {"api", "sweep", "dispatch", "kernels", "tuning_db", "service"},
+    "cli": FREE | {"api", "pretuned", "sweep", "dispatch", "kernels", "tuning_db", "service"},
     "api": FREE | {"kernels", "dispatch"},
 }
 """What each part may import from the package, besides itself."""
