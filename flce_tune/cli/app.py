@@ -17,7 +17,7 @@ from flce_tune.version import __version__
 class _Group(TyperGroup):
     """Turns expected errors into one message on stderr and an exit code, warnings into lines."""
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+    def invoke(self, ctx: Any) -> Any:
         from flce_tune.cli.console import print_error
 
         try:
