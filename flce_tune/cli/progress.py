@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     Task,
@@ -41,12 +40,19 @@ def reporting(console: Console, problems: int) -> Iterator[SweepEvents]:
     columns: tuple[ProgressColumn, ...] = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
-        MofNCompleteColumn(),
+        _Count(),
         TimeElapsedColumn(),
         _Best(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
         yield Bar(progress, problems)
+
+
+class _Count(ProgressColumn):
+    """``3/8``; nothing while a stage does not count."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.total is None else f"{task.completed:.0f}/{task.total:.0f}")
 
 
 class _Best(ProgressColumn):

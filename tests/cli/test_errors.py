@@ -86,6 +86,19 @@ def test_serving_beyond_loopback_needs_a_token(run, monkeypatch):
     assert "FLCE_TUNE_TOKEN" in result.stderr
 
 
+def test_serve_hands_its_options_and_the_settings_over(run, monkeypatch, database: Path):
+    pytest.importorskip("fastapi")
+    served = []
+    monkeypatch.setattr("flce_tune.service.app.run", served.append)
+    monkeypatch.setenv("FLCE_TUNE_TOKEN", "a-token")
+    result = run("serve", "--host", "0.0.0.0", "--port", "9000", "--no-jobs")
+    assert result.exit_code == 0
+    (settings,) = served
+    assert settings.database_url == f"sqlite:///{database}"
+    assert (settings.host, settings.port, settings.token) == ("0.0.0.0", 9000, "a-token")
+    assert not settings.run_jobs
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
