@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from flce_tune.errors import TargetOutOfRangeError
+from flce_tune.kernels import loss as losses
 from flce_tune.kernels.limits import ALIGNMENT
-from flce_tune.kernels.loss import statistics_dtype, valid_rows
+from flce_tune.kernels.loss import statistics_dtype
 from flce_tune.kernels.problem import DTYPE_NAMES, FEATURES, Accumulate, Mode, Problem
-from flce_tune.kernels.strategies.base import Inputs, LossSpec, Wanted
+from flce_tune.kernels.values import Inputs, LossSpec, Wanted
 
 REDUCTIONS = ("mean", "sum", "none")
 ACCUMULATE = ("fp32", "weight_dtype")
@@ -112,7 +113,7 @@ def check_target_range(target: Tensor, vocab: int, ignore_index: int) -> None:
     Raises:
         TargetOutOfRangeError: naming the first such label and V.
     """
-    _, out_of_range = valid_rows(target, vocab, ignore_index)
+    out_of_range = losses.out_of_range(target, vocab, ignore_index)
     if bool(out_of_range.any()):
         place = int(out_of_range.nonzero()[0])
         raise TargetOutOfRangeError(
@@ -128,6 +129,12 @@ def compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     if autocast and torch.float64 not in (x.dtype, weight.dtype):
         return torch.get_autocast_dtype(kind)
     return torch.promote_types(x.dtype, weight.dtype)
+
+
+def direct(x: Tensor, weight: Tensor) -> bool:
+    """Whether a call may skip the dispatcher's custom op: plain tensors, nobody tracing."""
+    plain = type(x) is Tensor and type(weight) in (Tensor, torch.nn.Parameter) and not x.is_meta
+    return plain and not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
 
 
 def prepare(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flce_tune.kernels.config import Tile
-from flce_tune.kernels.strategies.base import Coefficients, Inputs, LossSpec, Statistics, Wanted
+from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics, Wanted
 
 
 class Backend(Protocol):

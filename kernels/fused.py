@@ -19,12 +19,11 @@ from flce_tune.kernels.arguments import check_target_range, prepare, problem_of
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.scaling import scaled
-from flce_tune.kernels.strategies.base import Gradients, LossSpec, Statistics, Wanted
 from flce_tune.kernels.strategies.common import gradient_dtype
+from flce_tune.kernels.values import Gradients, LossSpec, Statistics, Wanted
 
 
-@torch.library.custom_op("flce_tune::fused_loss", mutates_args=())
-def fused_loss(
+def compute(
     x: Tensor,  # [N, D]
     weight: Tensor,  # [V, D]
     target: Tensor,  # [N]
@@ -49,7 +48,7 @@ def fused_loss(
     config: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return loss [], token_loss [N], lse [N], entropy, prediction ([N] or empty), the factor
-    the saved gradients still need [], and dX, dW, db (empty where not needed).
+    the saved gradients still need (empty for 1), and dX, dW, db (empty where not needed).
     """
     loss = LossSpec(ignore_index, label_smoothing, softcap, logit_scale, z_loss)
     wanted = Wanted(need_dx, need_dw, need_db, entropy, prediction)
@@ -58,10 +57,13 @@ def fused_loss(
             check_target_range(target, weight.shape[0], ignore_index)
         inputs = prepare(x, weight, target, bias, class_weight)
         row_weight, total = losses.row_weights(inputs, loss, token_weight, divisor, reduction)
-        factor = total.reciprocal()
-        applied = row_weight
-        if gradient_dtype(x.dtype) == x.dtype:
-            applied = torch.where(row_weight == 0, 0.0, row_weight * factor)
+        applied, left = row_weight, None
+        if total is not None:
+            factor = total.reciprocal()
+            if gradient_dtype(x.dtype) == x.dtype:
+                applied = row_weight * factor.clamp(max=torch.finfo(factor.dtype).max)
+            else:
+                left = torch.where((row_weight != 0).any(), factor, 0.0)
 
         def work(chosen: Config) -> tuple[Statistics, Gradients]:
             strategy = strategies.get(chosen.strategy)
@@ -77,10 +79,9 @@ def fused_loss(
                 problem, describe_device(x.device), workspace_limit, config, work
             )
         rows = losses.row_losses(inputs, statistics, loss)
-        value = torch.where(row_weight == 0, 0.0, rows * row_weight).sum() * factor
-        left = torch.ones_like(factor)
-        if applied is row_weight:
-            left = torch.where((row_weight != 0).any(), factor, 0.0)
+        value = (rows * row_weight).sum()
+        if total is not None:
+            value = value / total
         empty = x.new_empty(0)
         dx, dw, db = (
             x.new_empty(0) if gradient is None else gradient
@@ -92,11 +93,14 @@ def fused_loss(
             statistics.lse,
             empty if statistics.mean_logit is None else statistics.lse - statistics.mean_logit,
             empty.long() if statistics.prediction is None else statistics.prediction,
-            left,
+            rows.new_empty(0) if left is None else left,
             dx,
             dw,
             db,
         )
+
+
+fused_loss = torch.library.custom_op("flce_tune::fused_loss", compute, mutates_args=())
 
 
 def _nothing(x: Tensor, weight: Tensor, wanted: Wanted) -> tuple[Statistics, Gradients]:
@@ -156,7 +160,7 @@ def _(
         x.new_empty(tokens, dtype=row_dtype),
         optional(entropy, tokens, row_dtype, x.dtype),
         optional(prediction, tokens, torch.int64, torch.int64),
-        x.new_empty((), dtype=row_dtype),
+        x.new_empty(() if reduction == "mean" and dtype != x.dtype else 0, dtype=row_dtype),
         optional(need_dx, x.shape, dtype, x.dtype),
         optional(need_dw, weight.shape, dtype, x.dtype),
         optional(need_db, vocab, dtype, x.dtype),
@@ -175,7 +179,7 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
     nothing = (None,) * 18
     if grad is None:
         return (None, None, None, None, *nothing)
-    factor = grad * left
+    factor = grad if left.numel() == 0 else grad * left
     dx, dw, db = (
         scaled(tensor, factor, ctx.dtype) if needed else None
         for tensor, needed in zip(saved, ctx.needs, strict=True)
@@ -184,3 +188,20 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
 
 
 fused_loss.register_autograd(_backward, setup_context=_setup_context)
+
+
+class EagerFusedLoss(torch.autograd.Function):
+    """``fused_loss`` without the custom op's bookkeeping, which costs a few hundred µs a call."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        """Compute, and keep what backward needs; arguments and results are the custom op's."""
+        output = compute(*arguments)
+        ctx.set_materialize_grads(False)
+        _setup_context(ctx, arguments, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Multiply them by the upstream gradient."""
+        return _backward(ctx, *grads)

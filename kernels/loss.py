@@ -1,7 +1,7 @@
 """The loss, in terms of row statistics: losses, coefficients of the gradient, reductions.
 
 These are the only places that know smoothing, z-loss and weights; formulas in
-``strategies/base.py``. All vectors have one entry per token, so none of this is on the clock.
+``values.py``. All vectors have one entry per token, so none of this is on the clock.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flce_tune.kernels.strategies.base import Coefficients, Inputs, LossSpec, Statistics
+from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
 
 
 def statistics_dtype(compute: torch.dtype) -> torch.dtype:
@@ -39,15 +39,13 @@ def logits_derivative(
     return scale if loss.softcap is None else scale * (1.0 - (z / loss.softcap).square())
 
 
-def valid_rows(
+def out_of_range(
     target: Tensor,  # [N]
     vocab: int,
     ignore_index: int,
-) -> tuple[Tensor, Tensor]:  # [N] bool, [N] bool
-    """Say which rows count, and which hold a label outside [0, V) that is not ignore_index."""
-    counted = target != ignore_index
-    out_of_range = ((target < 0) | (target >= vocab)) & counted
-    return counted, out_of_range
+) -> Tensor:  # [N] bool
+    """Say which rows hold a label outside [0, V) that is not ignore_index."""
+    return ((target < 0) | (target >= vocab)) & (target != ignore_index)
 
 
 def target_weight(
@@ -67,7 +65,7 @@ def row_losses(
     statistics: Statistics,
     loss: LossSpec,
 ) -> Tensor:  # [N]
-    """Unreduced losses: 0 for ignored rows, NaN where the label is out of range."""
+    """Unreduced losses: 0 for ignored rows, NaN where the label, and so its logit, is unknown."""
     lse = statistics.lse
     row = lse - statistics.target_logit
     weight = target_weight(inputs)
@@ -81,8 +79,7 @@ def row_losses(
         row = (1.0 - loss.label_smoothing) * row + (loss.label_smoothing / vocab) * smooth
     if loss.z_loss:
         row = row + loss.z_loss * lse.square()
-    counted, out_of_range = valid_rows(inputs.target, inputs.weight.shape[0], loss.ignore_index)
-    return row.masked_fill(out_of_range, float("nan")).masked_fill(~counted, 0.0)
+    return torch.where(inputs.target == loss.ignore_index, 0.0, row)
 
 
 def weight_total(inputs: Inputs) -> Tensor | int:
@@ -130,16 +127,15 @@ def row_weights(
     token_weight: Tensor | None,  # [N]
     divisor: Tensor | None,  # scalar; None: the mean's own, Σ_i t_i·w_y over counted rows
     reduction: str,
-) -> tuple[Tensor, Tensor]:  # [N] t_i (0 for ignored, NaN for out of range), scalar divisor
+) -> tuple[Tensor, Tensor | None]:  # [N] t_i, 0 for ignored rows; scalar, None for 1
     """Per-row weights and the divisor of the reduction, without a host synchronisation."""
     dtype = statistics_dtype(inputs.x.dtype)
-    counted, out_of_range = valid_rows(inputs.target, inputs.weight.shape[0], loss.ignore_index)
-    weight = counted.to(dtype)
-    if token_weight is not None:
+    counted = inputs.target != loss.ignore_index
+    if token_weight is None:
+        weight = counted.to(dtype)
+    else:
         weight = torch.where(counted, token_weight.to(dtype), 0.0)
-    if divisor is None:
-        divisor = weight.new_ones(())
-        if reduction == "mean":
-            of_target = target_weight(inputs)
-            divisor = (weight if of_target is None else weight * of_target).sum()
-    return weight.masked_fill(out_of_range, float("nan")), divisor.to(dtype)
+    if divisor is None and reduction == "mean":
+        of_target = target_weight(inputs)
+        divisor = (weight if of_target is None else weight * of_target).sum()
+    return weight, divisor

@@ -14,13 +14,14 @@ from flce_tune.kernels.arguments import (
     check_loss,
     check_tensors,
     compute_dtype,
+    direct,
 )
 from flce_tune.kernels.config import Config
-from flce_tune.kernels.fused import fused_loss
+from flce_tune.kernels.fused import EagerFusedLoss, fused_loss
 from flce_tune.kernels.loss import statistics_dtype
-from flce_tune.kernels.per_row import row_loss
+from flce_tune.kernels.per_row import EagerRowLoss, row_loss
 from flce_tune.kernels.problem import Accumulate
-from flce_tune.kernels.strategies.base import LossSpec
+from flce_tune.kernels.values import LossSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,8 @@ class _Call:
             grad and weight.requires_grad,
             grad and bias is not None and bias.requires_grad,
         )
-        value, rows, lse, entropy, prediction, *_ = fused_loss(
+        run = EagerFusedLoss.apply if direct(x, weight) else fused_loss
+        value, rows, lse, entropy, prediction, *_ = run(
             x, weight, target, bias, class_weight, self.token_weight, self._divisor(divisor),
             *self._scalars(), reduction, *needs, *self._statistics(), self.check_targets,
             *self._choice(),
@@ -249,8 +251,10 @@ class _Call:
 
     def rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Differentiable token_loss and lse; entropy (differentiable) and prediction, or empty."""
-        result = row_loss(
-            *self._tensors(), *self._scalars(), *self._statistics(), self.check_targets,
+        tensors = self._tensors()
+        run = EagerRowLoss.apply if direct(*tensors[:2]) else row_loss
+        result = run(
+            *tensors, *self._scalars(), *self._statistics(), self.check_targets,
             *self._choice(),
         )  # fmt: skip
         return cast("tuple[Tensor, Tensor, Tensor, Tensor]", result[:4])

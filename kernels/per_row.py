@@ -14,14 +14,13 @@ from torch import Tensor
 
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels import selection, strategies
-from flce_tune.kernels.arguments import check_target_range, prepare, problem_of
+from flce_tune.kernels.arguments import check_target_range, direct, prepare, problem_of
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import describe_device
-from flce_tune.kernels.strategies.base import Gradients, LossSpec, Statistics, Wanted
+from flce_tune.kernels.values import Gradients, LossSpec, Statistics, Wanted
 
 
-@torch.library.custom_op("flce_tune::row_loss", mutates_args=())
-def row_loss(
+def compute(
     x: Tensor,  # [N, D]
     weight: Tensor,  # [V, D]
     target: Tensor,  # [N]
@@ -71,6 +70,9 @@ def row_loss(
         )
 
 
+row_loss = torch.library.custom_op("flce_tune::row_loss", compute, mutates_args=())
+
+
 @row_loss.register_fake
 def _(
     x: Tensor,
@@ -100,8 +102,7 @@ def _(
     )
 
 
-@torch.library.custom_op("flce_tune::row_loss_backward", mutates_args=())
-def row_loss_backward(
+def compute_backward(
     grad_loss: Tensor | None,  # [N]
     grad_lse: Tensor | None,  # [N]
     grad_entropy: Tensor | None,  # [N]
@@ -136,9 +137,8 @@ def row_loss_backward(
         )
     with torch.autocast(x.device.type, enabled=False):
         inputs = prepare(x, weight, target, bias, class_weight)
-        counted, out_of_range = losses.valid_rows(target, weight.shape[0], ignore_index)
         upstream = torch.zeros_like(lse) if grad_loss is None else grad_loss.to(lse.dtype)
-        row_weight = upstream.masked_fill(~counted, 0.0).masked_fill(out_of_range, float("nan"))
+        row_weight = torch.where(target == ignore_index, 0.0, upstream)
         statistics = Statistics(
             lse=lse,
             target_logit=target_logit,
@@ -157,6 +157,11 @@ def row_loss_backward(
             for gradient in (gradients.dx, gradients.dw, gradients.db)
         )
         return dx, dw, db
+
+
+row_loss_backward = torch.library.custom_op(
+    "flce_tune::row_loss_backward", compute_backward, mutates_args=()
+)
 
 
 @row_loss_backward.register_fake
@@ -209,7 +214,10 @@ def _backward(
     *scalars, accumulate, workspace_limit, config = ctx.options
     if entropy.numel() == 0:
         grad_entropy = None
-    gradients = row_loss_backward(
+    run = (
+        compute_backward if direct(x, weight) and not torch.is_grad_enabled() else row_loss_backward
+    )
+    gradients = run(
         grad_loss, grad_lse, grad_entropy, x, weight, target, bias, class_weight, lse, entropy,
         target_logit, *scalars, *needs, accumulate, workspace_limit, config,
     )  # fmt: skip
@@ -218,3 +226,20 @@ def _backward(
 
 
 row_loss.register_autograd(_backward, setup_context=_setup_context)
+
+
+class EagerRowLoss(torch.autograd.Function):
+    """``row_loss`` without the custom op's bookkeeping, which costs a few hundred µs a call."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        """Compute, and keep what backward needs; arguments and results are the custom op's."""
+        output = compute(*arguments)
+        ctx.set_materialize_grads(False)
+        _setup_context(ctx, arguments, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Recompute the logits and turn them into gradients."""
+        return _backward(ctx, *grads)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flce_tune.kernels.config import Tile
 from flce_tune.kernels.loss import logits_derivative, scaled_logits
-from flce_tune.kernels.strategies.base import (
+from flce_tune.kernels.values import (
     Coefficients,
     Inputs,
     LossSpec,

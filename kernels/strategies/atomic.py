@@ -14,7 +14,8 @@ from flce_tune.kernels.backends import has_triton
 from flce_tune.kernels.config import Config, Tile
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.strategies import common
-from flce_tune.kernels.strategies.base import (
+from flce_tune.kernels.strategies.recompute import Recompute
+from flce_tune.kernels.values import (
     Coefficients,
     Gradients,
     Inputs,
@@ -22,7 +23,6 @@ from flce_tune.kernels.strategies.base import (
     Statistics,
     Wanted,
 )
-from flce_tune.kernels.strategies.recompute import Recompute
 
 BLOCKS = (32, 64, 128)
 WARPS = (2, 4, 8)

@@ -1,108 +1,22 @@
-"""The contract every strategy keeps, and the values that cross it.
-
-Everything the public op offers (reductions, smoothing, z-loss, weights, entropy, ...) reduces to
-per-row statistics of the logits and one form of logit gradient. Per row i and column c, with
-a = x·Wᵀ + b the raw logits and z = softcap(scale·a) the logits the loss sees,
-
-    loss_i = (1-ε)·w_y·(lse_i - z_iy) + ε/V·(W1·lse_i - Σ_c w_c·z_ic) + λ·lse_i²
-    G_ic   = ∂L/∂z_ic = p_ic·(A_i + C_i·z_ic) - B_i·[c = y_i] - E_i·w_c
-
-with p = exp(z - lse), w the class weights (ones by default) and W1 = Σ_c w_c. For a loss that is
-Σ_i r_i·loss_i:  A = r·((1-ε)·w_y + ε/V·W1 + 2λ·lse),  B = r·(1-ε)·w_y,  E = r·ε/V,  C = 0. An
-upstream gradient on lse adds to A, one on the entropy adds to A and C (see ``loss.py``). So a
-strategy knows statistics and the four row coefficients, and nothing of the loss's options.
-"""
+"""The contract every strategy keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
 
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Device, Problem
-
-
-@dataclass(frozen=True, slots=True)
-class LossSpec:
-    """The scalars of the loss."""
-
-    ignore_index: int = -100
-    label_smoothing: float = 0.0  # ε
-    softcap: float | None = None  # z = softcap·tanh(scale·a / softcap)
-    logit_scale: float | None = None  # scale
-    z_loss: float = 0.0  # λ
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """The tensors of the loss, prepared: 2-D, one compute dtype, unit last stride, one device."""
-
-    x: Tensor  # [N, D]
-    weight: Tensor  # [V, D]
-    target: Tensor  # [N] int64
-    bias: Tensor | None = None  # [V], compute dtype
-    class_weight: Tensor | None = None  # [V], statistics dtype
-
-    def rows(self, rows: slice) -> Inputs:
-        """Restrict to some tokens."""
-        return replace(self, x=self.x[rows], target=self.target[rows])
-
-    def columns(self, columns: slice) -> Inputs:
-        """Restrict to some of the vocabulary; targets stay global."""
-        return replace(
-            self,
-            weight=self.weight[columns],
-            bias=None if self.bias is None else self.bias[columns],
-            class_weight=None if self.class_weight is None else self.class_weight[columns],
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which outputs somebody will use; the others are not computed and take no memory."""
-
-    dx: bool = False
-    dw: bool = False
-    db: bool = False
-    entropy: bool = False
-    prediction: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """Per row, float32 (float64 for float64 inputs). Rows that are ignored hold finite values."""
-
-    lse: Tensor  # [N]
-    target_logit: Tensor  # [N] z_iy; NaN where the label is out of range
-    logit_sum: Tensor | None = None  # [N] Σ_c w_c·z_ic; only under label smoothing
-    mean_logit: Tensor | None = None  # [N] Σ_c p_ic·z_ic; entropy is lse - mean_logit
-    prediction: Tensor | None = None  # [N] int64, the first column of the largest logit
-
-
-@dataclass(frozen=True, slots=True)
-class Coefficients:
-    """The row coefficients of G, each [N] in the statistics' dtype; None is all zeros."""
-
-    a: Tensor
-    b: Tensor
-    c: Tensor | None = None
-    e: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Gradients:
-    """Of x [N, D], weight [V, D], bias [V]; None where not wanted.
-
-    In the compute dtype, except for float16 inputs: there they are float32 and the caller scales
-    and rounds them, because 1/N underflows in float16.
-    """
-
-    dx: Tensor | None = None
-    dw: Tensor | None = None
-    db: Tensor | None = None
+from flce_tune.kernels.values import (
+    Coefficients,
+    Gradients,
+    Inputs,
+    LossSpec,
+    Statistics,
+    Wanted,
+)
 
 
 class Strategy(Protocol):

@@ -12,7 +12,7 @@ from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer
 from flce_tune.kernels.config import Accumulator, Config, Tile
 from flce_tune.kernels.limits import TENSOR_CORE_DTYPES, reject_tile
 from flce_tune.kernels.problem import Device, Problem
-from flce_tune.kernels.strategies.base import (
+from flce_tune.kernels.values import (
     Coefficients,
     Inputs,
     LossSpec,

@@ -20,7 +20,7 @@ from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.products import Sum, multiply
 from flce_tune.kernels.strategies import common
-from flce_tune.kernels.strategies.base import (
+from flce_tune.kernels.values import (
     Coefficients,
     Gradients,
     Inputs,

@@ -59,6 +59,7 @@ def atomic_kernel(
     softcap,
     smoothing,
     z_loss,
+    ignore_index,
     weight_total_ptr,  # scalar Σ class weights, or unused
     HAS_BIAS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
@@ -76,7 +77,7 @@ def atomic_kernel(
     x_ptr += row * x_stride
     r = tl.load(row_weight_ptr + row)
     target = tl.load(target_ptr + row)
-    if r == 0.0 and not (WANT_MEAN or WANT_PREDICTION):
+    if target == ignore_index and not (WANT_MEAN or WANT_PREDICTION):
         tl.store(lse_ptr + row, 0.0)
         tl.store(target_logit_ptr + row, 0.0)
         if WANT_SUM:

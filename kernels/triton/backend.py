@@ -12,10 +12,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from flce_tune.kernels.config import Tile
 from flce_tune.kernels.limits import programs_per_sm
 from flce_tune.kernels.problem import describe_device
-from flce_tune.kernels.strategies.base import Coefficients, Inputs, LossSpec, Statistics, Wanted
 from flce_tune.kernels.torch_backend import raw_logits
 from flce_tune.kernels.triton import logits as logits_gemm
 from flce_tune.kernels.triton import rows
+from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics, Wanted
 
 STATISTICS_BLOCK = 4096
 GRADIENT_BLOCK = 4096
@@ -90,6 +90,7 @@ def gradient_(
         inputs.class_weight,
         first_column,
         width,
+        inputs.weight.shape[0],
         *loss_scalars(loss),
         **_gradient_flags(inputs, coefficients, loss),
         BLOCK=block,
@@ -120,14 +121,17 @@ def slab_gradient(
         descriptor(slab.weight, [tile.v_block, tile.d_block]),
         descriptor(out, [tile.n_block, tile.v_block]),
         slab.bias,
+        inputs.target,
         stats.lse,
         coefficients.a,
+        coefficients.b,
         coefficients.c,
         coefficients.e,
         slab.class_weight,
         n,
         hidden,
         width,
+        inputs.weight.shape[0],
         *loss_scalars(loss),
         **_tile_arguments(tile),
         HAS_BIAS=slab.bias is not None,

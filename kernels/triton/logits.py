@@ -173,14 +173,17 @@ def slab_gradient_kernel(
     w_desc,  # [v, D], the slab's rows
     out_desc,  # [n, v], blocks of N_BLOCK × V_BLOCK
     bias_ptr,  # [v]
-    lse_ptr,  # [n]
+    target_ptr,  # [n]
+    lse_ptr,
     a_ptr,
+    b_ptr,
     c_ptr,
     e_ptr,
     class_weight_ptr,  # [v]
     n,
     hidden,
     width,  # v
+    vocab,
     scale,
     softcap,
     N_BLOCK: tl.constexpr,
@@ -203,6 +206,10 @@ def slab_gradient_kernel(
         rows = row + tl.arange(0, N_BLOCK)
         lse = tl.load(lse_ptr + rows, mask=rows < n, other=0.0)
         a = tl.load(a_ptr + rows, mask=rows < n, other=0.0)
+        b = tl.load(b_ptr + rows, mask=rows < n, other=0.0)
+        target = tl.load(target_ptr + rows, mask=rows < n, other=0)
+        unknown = ((target < 0) | (target >= vocab)) & (b != 0)
+        lse = tl.where(unknown, float("nan"), lse)
         acc = tile_logits(x_desc, w_desc, row, column, hidden, N_BLOCK, V_BLOCK, D_BLOCK)
         columns = column + tl.arange(0, V_BLOCK)
         raw = with_bias(acc, bias_ptr, columns, width, HAS_BIAS)

@@ -313,6 +313,7 @@ def gradient_kernel(
     class_weight_ptr,  # [V] or unused
     first_column,
     width,
+    vocab,
     scale,
     softcap,
     HAS_SOFTCAP: tl.constexpr,
@@ -332,13 +333,16 @@ def gradient_kernel(
         c = tl.load(c_ptr + row)
     if HAS_E:
         e = tl.load(e_ptr + row)
+    target = tl.load(target_ptr + row)
+    b = tl.load(b_ptr + row)
+    unknown = ((target < 0) | (target >= vocab)) & (b != 0)
     gradient = gradient_of(
         raw,
         first_column + local,
-        tl.load(lse_ptr + row),
-        tl.load(target_ptr + row),
+        tl.where(unknown, float("nan"), tl.load(lse_ptr + row)),
+        target,
         tl.load(a_ptr + row),
-        tl.load(b_ptr + row),
+        b,
         c,
         e,
         class_weight_ptr,
