@@ -52,7 +52,7 @@ def compute(
     """
     loss = LossSpec(ignore_index, label_smoothing, softcap, logit_scale, z_loss)
     wanted = Wanted(need_dx, need_dw, need_db, entropy, prediction)
-    with torch.autocast(x.device.type, enabled=False):
+    with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
         if check_targets or x.device.type == "cpu":
             check_target_range(target, weight.shape[0], ignore_index)
         inputs = prepare(x, weight, target, bias, class_weight)

@@ -49,7 +49,7 @@ def compute(
         none = x.new_empty(0, dtype=losses.statistics_dtype(x.dtype))
         entropies = none.clone() if entropy else empty
         return none, none.clone(), entropies, empty.long(), none.clone()
-    with torch.autocast(x.device.type, enabled=False):
+    with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
         if check_targets or x.device.type == "cpu":
             check_target_range(target, weight.shape[0], ignore_index)
         inputs = prepare(x, weight, target, bias, class_weight)
@@ -135,7 +135,7 @@ def compute_backward(
             weight.new_zeros(weight.shape) if need_dw else x.new_empty(0),
             weight.new_zeros(weight.shape[0]) if need_db else x.new_empty(0),
         )
-    with torch.autocast(x.device.type, enabled=False):
+    with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
         inputs = prepare(x, weight, target, bias, class_weight)
         upstream = torch.zeros_like(lse) if grad_loss is None else grad_loss.to(lse.dtype)
         row_weight = torch.where(target == ignore_index, 0.0, upstream)
