@@ -1,7 +1,7 @@
 """Every error this package raises on purpose.
 
     FlceTuneError
-    ├── InvalidConfigError       (also ValueError)  a config that cannot run on this problem and device
+    ├── InvalidConfigError       (also ValueError)  a config that cannot run on problem and device
     ├── UnknownStrategyError     (also ValueError)  a strategy name nobody registered
     ├── TargetOutOfRangeError    (also IndexError)  a label outside [0, V) that is not ignore_index
     ├── StoreError               the tuning database cannot be used

@@ -1,0 +1,1 @@
+"""The op inside other libraries."""

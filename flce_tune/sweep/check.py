@@ -233,7 +233,7 @@ def poisoned() -> Iterator[None]:
     )
     saved = [(owner, name, vars(owner).get(name)) for owner, names in owners for name in names]
 
-    def poison(function: Any) -> Any:  # noqa: ANN401
+    def poison(function: Any) -> Any:
         def filled(*args: object, **kwargs: object) -> Tensor:
             tensor: Tensor = function(*args, **kwargs)
             return tensor.fill_(math.nan) if tensor.is_floating_point() else tensor

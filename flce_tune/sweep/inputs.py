@@ -127,7 +127,7 @@ def plain_loss(inputs: ProblemInputs, *, reduction: str | None = None) -> Tensor
     )
 
 
-def _make(*, wanted: tuple[str, ...], **tensors: Any) -> ProblemInputs:  # noqa: ANN401
+def _make(*, wanted: tuple[str, ...], **tensors: Any) -> ProblemInputs:
     named = {"dx": tensors["x"], "dw": tensors["weight"], "db": tensors["bias"]}
     leaves = {
         name: named[name].detach().requires_grad_() for name in wanted if named[name] is not None

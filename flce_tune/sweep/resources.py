@@ -37,7 +37,7 @@ def watched_kernels() -> Iterator[KernelResources]:
         return
     original = CompiledKernel.launch_metadata
 
-    def noted(kernel: Any, *args: Any) -> Any:  # noqa: ANN401
+    def noted(kernel: Any, *args: Any) -> Any:
         metadata = original(kernel, *args)
         _ = kernel.run  # loads the binary, which tells its registers
         resources.add(kernel.n_regs, kernel.n_spills, kernel.metadata.shared)

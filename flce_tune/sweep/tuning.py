@@ -274,7 +274,7 @@ class ProblemSweep:
             return None
         return statistics.median(samples)
 
-    def _call(self, method: Method, *args: object) -> Any:  # noqa: ANN401
+    def _call(self, method: Method, *args: object) -> Any:
         if self._should_stop():
             raise StoppedError
         return self._runner.call(method, *args, timeout_s=self._options.timeout_s)
@@ -299,7 +299,7 @@ class ProblemSweep:
         self._failures[error.status] += 1
         return self._record(config, error.status, errors=error.errors, message=error.message)
 
-    def _record(self, config: Config, status: Status, **outcome: Any) -> Measurement:  # noqa: ANN401
+    def _record(self, config: Config, status: Status, **outcome: Any) -> Measurement:
         return Measurement(
             device=self._device_record,
             toolchain=self._toolchain,

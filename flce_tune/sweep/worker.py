@@ -51,7 +51,7 @@ class StoppedError(Exception):
 class Runner(Protocol):
     """Calls a bench, here or elsewhere."""
 
-    def call(self, method: Method, *args: object, timeout_s: float) -> Any:  # noqa: ANN401
+    def call(self, method: Method, *args: object, timeout_s: float) -> Any:
         """Call a method of the bench.
 
         Raises:
@@ -73,7 +73,7 @@ class LocalRunner:
         self._make: Callable[[], Bench] = functools.partial(make_bench, problem, device, seed)
         self._bench: Bench | None = None
 
-    def call(self, method: Method, *args: object, timeout_s: float) -> Any:  # noqa: ANN401
+    def call(self, method: Method, *args: object, timeout_s: float) -> Any:
         """Call a method of the bench; its exceptions become CandidateErrors."""
         if self._bench is None:
             try:
@@ -112,7 +112,7 @@ class Worker:
         """The process id of the running worker; None while there is none."""
         return None if self._process is None else self._process.pid
 
-    def call(self, method: Method, *args: object, timeout_s: float) -> Any:  # noqa: ANN401
+    def call(self, method: Method, *args: object, timeout_s: float) -> Any:
         """Call a method of the bench, starting a worker where none runs."""
         with self._killed_on_error():
             if self._process is None:
@@ -146,7 +146,7 @@ class Worker:
     def _start(self) -> None:
         ours, theirs = Pipe()
         self._connection = ours
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+        self._stderr = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -170,7 +170,7 @@ class Worker:
             reason = error.error if isinstance(error, _AnsweredError) else error
             raise SweepError(f"the problem cannot be set up: {reason}") from None
 
-    def _exchange(self, request: tuple[Method, tuple[object, ...]], timeout_s: float) -> Any:  # noqa: ANN401
+    def _exchange(self, request: tuple[Method, tuple[object, ...]], timeout_s: float) -> Any:
         assert self._connection is not None
         try:
             self._connection.send(request)
@@ -178,7 +178,7 @@ class Worker:
             raise self._death() from None
         return self._receive(timeout_s)
 
-    def _receive(self, timeout_s: float) -> Any:  # noqa: ANN401
+    def _receive(self, timeout_s: float) -> Any:
         assert self._connection is not None
         deadline = time.monotonic() + timeout_s
         while not self._connection.poll(POLL_S):
