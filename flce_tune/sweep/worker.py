@@ -146,7 +146,7 @@ class Worker:
     def _start(self) -> None:
         ours, theirs = Pipe()
         self._connection = ours
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         self._process = subprocess.Popen(
             [
                 sys.executable,

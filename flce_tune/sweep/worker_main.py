@@ -30,7 +30,7 @@ def main(descriptor: int, parent: int) -> None:
     device = torch.device(device_name)
     try:
         bench: Bench = make_bench(problem, device, seed)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - reported to the parent
         connection.send(_failure(error, device))
         return
     connection.send(("value", None))
@@ -45,7 +45,7 @@ def _serve(connection: Connection[Any, Any], bench: Bench, device: torch.device)
             return
         try:
             answer = ("value", getattr(bench, method)(*args))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a candidate may raise anything
             answer = _failure(error, device)
         connection.send(answer)
 
