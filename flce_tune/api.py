@@ -6,17 +6,17 @@ until the first call.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
+from flce_tune import settings
 from flce_tune.dispatch import Explanation, default_dispatcher
 from flce_tune.kernels import selection
+from flce_tune.kernels.call import LossOutputs
 from flce_tune.kernels.config import Config, Tile
-from flce_tune.kernels.op import (
-    LinearCrossEntropy,
-    LossOutputs,
-    linear_cross_entropy,
-    linear_logprobs,
-)
+from flce_tune.kernels.module import LinearCrossEntropy
+from flce_tune.kernels.op import linear_cross_entropy, linear_logprobs
 from flce_tune.kernels.problem import Device, Problem, describe_device
 
 __all__ = [
@@ -35,10 +35,30 @@ class _DispatcherChooser:
     """Adapts the process's dispatcher to what the op asks."""
 
     def choose(self, problem: Problem, device: Device, workspace_limit: int | None) -> Config:
-        return default_dispatcher().choose(problem, device, workspace_limit=workspace_limit).config
+        limit = _limit(workspace_limit)
+        return default_dispatcher().choose(problem, device, workspace_limit=limit).config
 
-    def replace(self, failed: Config, problem: Problem, device: Device, reason: str) -> Config:
-        return default_dispatcher().quarantine(failed, problem, device, reason).config
+    def replace(
+        self,
+        failed: Config,
+        problem: Problem,
+        device: Device,
+        workspace_limit: int | None,
+        reason: str,
+    ) -> Config:
+        limit = _limit(workspace_limit)
+        dispatcher = default_dispatcher()
+        return dispatcher.quarantine(failed, problem, device, reason, workspace_limit=limit).config
+
+
+def _limit(workspace_limit: int | None) -> int | None:
+    """The call's own limit, or the one the environment sets."""
+    return _environment_limit() if workspace_limit is None else workspace_limit
+
+
+@functools.cache
+def _environment_limit() -> int | None:
+    return settings.load().workspace_limit
 
 
 selection.use(_DispatcherChooser())
@@ -58,5 +78,5 @@ def explain(
     if torch_device.type == "cuda" and torch_device.index is None:
         torch_device = torch.device("cuda", torch.cuda.current_device())
     return default_dispatcher().explain(
-        problem, describe_device(torch_device), workspace_limit=workspace_limit
+        problem, describe_device(torch_device), workspace_limit=_limit(workspace_limit)
     )

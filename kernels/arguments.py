@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
@@ -129,6 +130,17 @@ def compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     if autocast and torch.float64 not in (x.dtype, weight.dtype):
         return torch.get_autocast_dtype(kind)
     return torch.promote_types(x.dtype, weight.dtype)
+
+
+@contextlib.contextmanager
+def launching_on(device: torch.device) -> Iterator[None]:
+    """Launch on the tensors' device, in the dtypes chosen: no autocast, and the device current."""
+    with torch.autocast(device.type, enabled=False):
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                yield
+        else:
+            yield
 
 
 def direct(x: Tensor, weight: Tensor) -> bool:

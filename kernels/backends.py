@@ -80,8 +80,8 @@ def even_parts(total: int, largest: int, multiple: int = 1) -> Iterator[slice]:
 
 def part_size(total: int, largest: int, multiple: int = 1) -> int:
     """Size of the first, and largest, of ``even_parts``."""
-    first = next(even_parts(total, largest, multiple))
-    return first.stop - first.start
+    first: int = next(even_parts(total, largest, multiple)).stop
+    return first
 
 
 def logits_buffer(rows: int, columns: int, like: Tensor) -> Tensor:

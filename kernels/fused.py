@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels import selection, strategies
-from flce_tune.kernels.arguments import check_target_range, prepare, problem_of
+from flce_tune.kernels.arguments import check_target_range, launching_on, prepare, problem_of
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.scaling import scaled
@@ -52,7 +52,7 @@ def compute(
     """
     loss = LossSpec(ignore_index, label_smoothing, softcap, logit_scale, z_loss)
     wanted = Wanted(need_dx, need_dw, need_db, entropy, prediction)
-    with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
+    with launching_on(x.device):
         if check_targets or x.device.type == "cpu":
             check_target_range(target, weight.shape[0], ignore_index)
         inputs = prepare(x, weight, target, bias, class_weight)

@@ -7,6 +7,7 @@ logits and turns them into gradients for the coefficients that arrive.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,13 @@ from torch import Tensor
 
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels import selection, strategies
-from flce_tune.kernels.arguments import check_target_range, direct, prepare, problem_of
+from flce_tune.kernels.arguments import (
+    check_target_range,
+    direct,
+    launching_on,
+    prepare,
+    problem_of,
+)
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.values import Gradients, LossSpec, Statistics, Wanted
@@ -49,7 +56,7 @@ def compute(
         none = x.new_empty(0, dtype=losses.statistics_dtype(x.dtype))
         entropies = none.clone() if entropy else empty
         return none, none.clone(), entropies, empty.long(), none.clone()
-    with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
+    with launching_on(x.device):
         if check_targets or x.device.type == "cpu":
             check_target_range(target, weight.shape[0], ignore_index)
         inputs = prepare(x, weight, target, bias, class_weight)
@@ -135,7 +142,7 @@ def compute_backward(
             weight.new_zeros(weight.shape) if need_dw else x.new_empty(0),
             weight.new_zeros(weight.shape[0]) if need_db else x.new_empty(0),
         )
-    with torch.autocast(x.device.type, enabled=False), torch.cuda.device_of(x):
+    with launching_on(x.device):
         inputs = prepare(x, weight, target, bias, class_weight)
         upstream = torch.zeros_like(lse) if grad_loss is None else grad_loss.to(lse.dtype)
         row_weight = torch.where(target == ignore_index, 0.0, upstream)
@@ -214,9 +221,9 @@ def _backward(
     *scalars, accumulate, workspace_limit, config = ctx.options
     if entropy.numel() == 0:
         grad_entropy = None
-    run = (
-        compute_backward if direct(x, weight) and not torch.is_grad_enabled() else row_loss_backward
-    )
+    plain = direct(x, weight) and not torch.is_grad_enabled()
+    run: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    run = compute_backward if plain else row_loss_backward
     gradients = run(
         grad_loss, grad_lse, grad_entropy, x, weight, target, bias, class_weight, lse, entropy,
         target_logit, *scalars, *needs, accumulate, workspace_limit, config,

@@ -50,7 +50,7 @@ def _scale_in_place(tensor: Tensor, factor: Tensor) -> None:
     if tensor.device.type == "cuda" and has_triton() and tensor.dtype != torch.float64:
         from flce_tune.kernels.triton.scale import scale_unless_one
 
-        with torch.cuda.device_of(tensor):
+        with torch.cuda.device(tensor.device):
             scale_unless_one(tensor, factor)
     else:
         tensor.mul_(factor)

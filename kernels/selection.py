@@ -21,7 +21,14 @@ class Chooser(Protocol):
     def choose(self, problem: Problem, device: Device, workspace_limit: int | None) -> Config:
         """Choose a config that ``strategies.reject`` accepts."""
 
-    def replace(self, failed: Config, problem: Problem, device: Device, reason: str) -> Config:
+    def replace(
+        self,
+        failed: Config,
+        problem: Problem,
+        device: Device,
+        workspace_limit: int | None,
+        reason: str,
+    ) -> Config:
         """Report a config that failed to run here; choose another."""
 
 
@@ -32,11 +39,18 @@ class AnalyticChooser:
         """Choose by analysis alone."""
         return strategies.default(problem, device, workspace_limit)
 
-    def replace(self, failed: Config, problem: Problem, device: Device, reason: str) -> Config:
+    def replace(
+        self,
+        failed: Config,
+        problem: Problem,
+        device: Device,
+        workspace_limit: int | None,
+        reason: str,
+    ) -> Config:
         """Warn, and choose by analysis alone."""
         warnings.warn(f"config {failed} does not run here: {reason}; using the default",
                       RuntimeWarning, stacklevel=2)  # fmt: skip
-        return strategies.default(problem, device)
+        return strategies.default(problem, device, workspace_limit)
 
 
 _chooser: Chooser = AnalyticChooser()
@@ -69,7 +83,7 @@ def run(
         return work(config)
     except launch_errors() as error:
         reason = f"{type(error).__name__}: {error}"
-        replacement = _chooser.replace(config, problem, device, reason)
+        replacement = _chooser.replace(config, problem, device, workspace_limit, reason)
         if replacement == config:
             raise InvalidConfigError(f"config {config} does not run here: {reason}") from error
     return work(replacement)

@@ -84,7 +84,9 @@ def gradient_(
     weight_of_p = coefficients.a[:, None]
     if coefficients.c is not None:
         weight_of_p = weight_of_p + coefficients.c[:, None] * torch.where(z.isneginf(), 0.0, z)
-    gradient = torch.exp(z - stats.lse[:, None]) * weight_of_p
+    unknown = (inputs.target < 0) | (inputs.target >= inputs.weight.shape[0])
+    lse = stats.lse.masked_fill(unknown & (coefficients.b != 0), float("nan"))
+    gradient = torch.exp(z - lse[:, None]) * weight_of_p
     columns = raw.shape[1]
     local = inputs.target - first_column
     inside = (local >= 0) & (local < columns)

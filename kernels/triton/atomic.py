@@ -128,11 +128,12 @@ def atomic_kernel(
     if r == 0.0 or not (NEED_DX or NEED_DW or NEED_DB):
         return
 
+    known = (target >= 0) & (target < vocab)
+    lse = tl.where(known, lse, float("nan"))
     weight_of_target = 1.0
     weight_total = vocab * 1.0
     if HAS_CLASS_WEIGHT:
         weight_total = tl.load(weight_total_ptr)
-        known = (target >= 0) & (target < vocab)
         weight_of_target = tl.load(class_weight_ptr + tl.where(known, target, 0))
     b = r * (1.0 - smoothing) * weight_of_target
     e_share = r * smoothing / vocab
