@@ -7,7 +7,6 @@ logits and turns them into gradients for the coefficients that arrive.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -222,8 +221,7 @@ def _backward(
     if entropy.numel() == 0:
         grad_entropy = None
     plain = direct(x, weight) and not torch.is_grad_enabled()
-    run: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    run = compute_backward if plain else row_loss_backward
+    run: Any = compute_backward if plain else row_loss_backward
     gradients = run(
         grad_loss, grad_lse, grad_entropy, x, weight, target, bias, class_weight, lse, entropy,
         target_logit, *scalars, *needs, accumulate, workspace_limit, config,

@@ -28,9 +28,9 @@ GEMMS = {"logits": "d", "dx": "v", "dw": "n"}
 
 TILES: dict[str, tuple[Tile, ...]] = {
     "logits": (
-        Tile(128, 256, 64, num_warps=8, num_stages=3, group=8),
-        Tile(128, 256, 64, num_warps=8, num_stages=4, group=8),
         Tile(128, 256, 64, num_warps=8, num_stages=3, group=16),
+        Tile(128, 256, 64, num_warps=8, num_stages=3, group=8),
+        Tile(128, 256, 64, num_warps=8, num_stages=3, group=32),
         Tile(256, 128, 64, num_warps=8, num_stages=3, group=8),
         Tile(128, 128, 64, num_warps=4, num_stages=3, group=8),
         Tile(128, 128, 32, num_warps=4, num_stages=3, group=8),
