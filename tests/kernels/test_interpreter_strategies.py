@@ -153,3 +153,18 @@ def test_a_token_of_weight_zero_still_has_a_loss(config, request):
         inputs.x @ inputs.weight.t(), inputs.target, reduction="none"
     )
     torch.testing.assert_close(losses.row_losses(inputs, got, LossSpec()), expected)
+
+
+@with_configs
+def test_bug_003_a_label_out_of_range_poisons_its_row_alone(config, request):
+    request.getfixturevalue("on_triton")
+    inputs = prepared(torch.float32, ())
+    strategy = strategies.get(config.strategy)
+    weights, wanted = row_weights(torch.float32), Wanted(dx=True)
+    _, expected = strategy.train(inputs, weights, LossSpec(), wanted, config)
+    inputs.target[4] = V + 3
+    got, grads = strategy.train(inputs, weights, LossSpec(), wanted, config)
+    others = torch.arange(N) != 4
+    assert losses.row_losses(inputs, got, LossSpec())[4].isnan()
+    assert grads.dx[4].isnan().all()
+    assert torch.equal(grads.dx[others], expected.dx[others])
