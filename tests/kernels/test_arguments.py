@@ -10,7 +10,8 @@ from loss_cases import make, run
 from flce_tune.errors import InvalidConfigError, TargetOutOfRangeError
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config, Tile
-from flce_tune.kernels.op import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
+from flce_tune.kernels.module import LinearCrossEntropy
+from flce_tune.kernels.op import linear_cross_entropy, linear_logprobs
 
 N, D, V = 6, 4, 7
 X, W, Y = torch.zeros(N, D), torch.zeros(V, D), torch.zeros(N, dtype=torch.int64)
@@ -47,6 +48,7 @@ def refuse(error, *words, **changes):
         (ValueError, ["label_smoothing", "nan"], {"label_smoothing": float("nan")}),
         (ValueError, ["softcap", "positive", "-1"], {"softcap": -1.0}),
         (ValueError, ["softcap", "positive", "0"], {"softcap": 0.0}),
+        (ValueError, ["logit_scale", "positive", "0.0"], {"logit_scale": 0.0}),
         (ValueError, ["z_loss", "-0.5"], {"z_loss": -0.5}),
         (ValueError, ["accumulate", "fp32", "'bf16'"], {"accumulate": "bf16"}),
         (ValueError, ["outputs", "entropy", "'logits'"], {"outputs": ("logits",)}),

@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from flce_tune.kernels import reference
 from flce_tune.kernels.config import Config
-from flce_tune.kernels.op import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
+from flce_tune.kernels.module import LinearCrossEntropy
+from flce_tune.kernels.op import linear_cross_entropy, linear_logprobs
 
 pytestmark = pytest.mark.usefixtures("poison")
 

@@ -8,7 +8,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flce_tune.kernels.fused import fused_loss
-from flce_tune.kernels.op import LinearCrossEntropy, linear_cross_entropy, linear_logprobs
+from flce_tune.kernels.module import LinearCrossEntropy
+from flce_tune.kernels.op import linear_cross_entropy, linear_logprobs
 from flce_tune.kernels.per_row import row_loss, row_loss_backward
 
 N, D, V = 12, 6, 17
