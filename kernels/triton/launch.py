@@ -51,7 +51,7 @@ def launch_product(
     product_kernel[(min(tiles, programs),)](
         descriptor(stored, [k_block, m_block] if transposed else [m_block, k_block]),
         descriptor(b, [k_block, tile.d_block]),
-        descriptor(out, [m_block, tile.d_block]),
+        descriptor(out, [m_block, tile.d_block]) if out.element_size() == 2 else None,
         out,
         extra,
         m,
@@ -68,6 +68,7 @@ def launch_product(
         PRIOR=prior,
         LAST=last,
         STORE_WIDTH=STORE_WIDTH,
+        WHOLE=out.element_size() == 2,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

@@ -129,6 +129,7 @@ def product_kernel(
     PRIOR: tl.constexpr,
     LAST: tl.constexpr,
     STORE_WIDTH: tl.constexpr,
+    WHOLE: tl.constexpr,  # a tile of the output fits in shared memory beside the pipeline
 ):
     tiles_m = tl.cdiv(m, M_BLOCK)
     tiles_n = tl.cdiv(n, N_BLOCK)
@@ -143,7 +144,7 @@ def product_kernel(
             else:
                 a = a_desc.load([row, i])
             acc = tl.dot(a, b_desc.load([i, column]), acc)
-        if LAST and not PRIOR:
+        if LAST and not PRIOR and WHOLE:
             out_desc.store([row, column], acc.to(out_desc.dtype))
         else:
             store_parts(
