@@ -43,8 +43,8 @@ class Effort:
     final_s: float  # about how long the final may take
 
 
-FULL = Effort(second_runs=2, finalists=8, rounds=15, final_s=15.0)
-QUICK = Effort(second_runs=1, finalists=4, rounds=7, final_s=5.0)
+FULL = Effort(second_runs=2, finalists=16, rounds=15, final_s=20.0)
+QUICK = Effort(second_runs=1, finalists=10, rounds=7, final_s=6.0)
 FEWEST_ROUNDS = 3
 
 

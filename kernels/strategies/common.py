@@ -120,6 +120,12 @@ def gemms(problem: Problem) -> tuple[str, ...]:
     }[problem.mode]
 
 
+def preferred_tile(name: str, problem: Problem, device: Device) -> Tile | None:
+    """The tile known to be fast where one is known, on sm_90; else None."""
+    fitting = _fitting(name, problem, device)
+    return fitting[0] if fitting and device.capability >= (9, 0) else None
+
+
 def gemm_bases(problem: Problem, device: Device) -> list[Gemms]:
     """All cuBLAS, and all with the first tile that fits, where tiles fit at all."""
     none = Gemms()
@@ -171,13 +177,16 @@ def accumulator_bytes(config: Config, problem: Problem, elements: int) -> int:
 
 
 def evaluation_rows(tokens: int, vocab: int, config: Config) -> int:
-    """Tokens per step of an evaluation, within its budget."""
+    """Tokens per step of an evaluation, within its budget.
+
+    Where logits are stored, as many elements as a slab of the backward pass has, at least.
+    """
     if config.logits is not None:
-        per_row = tile_statistics_bytes(1, vocab, config.logits)
+        rows = EVALUATION_BYTES // tile_statistics_bytes(1, vocab, config.logits)
     else:
-        per_row = 4 * vocab
-    rows = max(128, EVALUATION_BYTES // per_row // 128 * 128)
-    return min(rows, tokens)
+        slab = min(config.slab or 0, vocab)
+        rows = max(EVALUATION_BYTES // (4 * vocab), tokens * slab // vocab)
+    return min(max(128, rows // 128 * 128), tokens)
 
 
 def evaluation_bytes(config: Config, problem: Problem) -> int:

@@ -62,11 +62,12 @@ class Recompute:
                     yield products.config(self.name, slab=slab, accumulator=accumulator)
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """Slabs of 256 MiB of logits."""
+        """Slabs of 256 MiB of logits; a forward that stores none where a tile fits Hopper's."""
         columns = (256 << 20) // (problem.tokens * problem.itemsize)
         slab = max(SLAB_MULTIPLE, columns // SLAB_MULTIPLE * SLAB_MULTIPLE)
         return Config(
             self.name,
+            logits=common.preferred_tile("logits", problem, device),
             slab=min(slab, SLABS[-1]),
             accumulator="weight_dtype" if problem.accumulate == "weight_dtype" else "fp32",
         )

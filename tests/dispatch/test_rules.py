@@ -222,7 +222,7 @@ def test_if_nothing_fits_the_smallest_is_chosen_and_says_so(
 def test_a_neighbour_whose_tile_does_not_fit_is_passed_over(
     make_dispatcher, make_winner, problem, h200, recwarn
 ):
-    large = Config("chunked", chunk=512, logits=Tile(256, 128, 64, num_warps=8, num_stages=4))
+    large = Config("chunked", chunk=512, logits=Tile(256, 128, 64, num_warps=8, num_stages=3))
     small_gpu = replace(h200, name="small", shared_memory_per_block=101376)
     assert strategies.reject(large, problem, h200) is None
     assert strategies.reject(large, problem, small_gpu) is not None
