@@ -19,7 +19,8 @@ from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics,
 
 STATISTICS_BLOCK = 4096
 GRADIENT_BLOCK = 4096
-ROW_WARPS = 8
+STATISTICS_WARPS = 8
+GRADIENT_WARPS = 4
 PICK_ROWS = 128
 
 
@@ -62,7 +63,7 @@ def statistics(
         *loss_scalars(loss),
         **statistics_flags(inputs, loss, wanted),
         BLOCK=min(STATISTICS_BLOCK, triton.next_power_of_2(vocab)),
-        num_warps=ROW_WARPS,
+        num_warps=STATISTICS_WARPS,
     )
     return result
 
@@ -94,7 +95,7 @@ def gradient_(
         *loss_scalars(loss),
         **_gradient_flags(inputs, coefficients, loss),
         BLOCK=block,
-        num_warps=ROW_WARPS,
+        num_warps=GRADIENT_WARPS,
     )
 
 
