@@ -109,7 +109,10 @@ def test_a_token_of_weight_zero_still_has_a_loss(config):
 
 
 @pytest.mark.parametrize("kind", ["library", "tiles"])
-@pytest.mark.parametrize("layout", ["narrow", "transposed", "shifted by one", "expanded"])
+@pytest.mark.parametrize(
+    "layout",
+    ["narrow", "every other", "column-major", "transposed", "shifted by one", "expanded"],
+)
 def test_bug_028_inputs_of_any_strides(kind, layout):
     configs = cuts({} if kind == "library" else LARGE, 128, 256)
     skip_unless_it_runs(configs["full"], 192, 64, 1000, BF16)
@@ -119,6 +122,12 @@ def test_bug_028_inputs_of_any_strides(kind, layout):
         wide = torch.full((1000, 67), float("nan"), device="cuda", dtype=BF16)
         wide[:, :64] = weight
         weight = wide[:, :64]
+    elif layout == "every other":
+        wide = torch.full((1000, 128), float("nan"), device="cuda", dtype=BF16)
+        wide[:, ::2] = weight
+        weight = wide[:, ::2]
+    elif layout == "column-major":
+        weight = weight.t().contiguous().t()
     elif layout == "transposed":
         x = x.transpose(0, 1).contiguous().transpose(0, 1)
     elif layout == "shifted by one":

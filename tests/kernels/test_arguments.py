@@ -9,6 +9,7 @@ from loss_cases import make, run
 
 from flce_tune.errors import InvalidConfigError, TargetOutOfRangeError
 from flce_tune.kernels import strategies
+from flce_tune.kernels.arguments import prepare
 from flce_tune.kernels.config import Config, Tile
 from flce_tune.kernels.module import LinearCrossEntropy
 from flce_tune.kernels.op import linear_cross_entropy, linear_logprobs
@@ -193,3 +194,32 @@ def test_every_strategy_explains_a_config_it_cannot_run():
         reason = strategies.reject(Config(name, chunk=1, slab=1), problem, device)
         assert reason
         assert name in reason
+
+
+@pytest.mark.parametrize("width", [64, 63])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_bug_028_kernels_get_rows_they_can_copy(width, dtype):
+    """Unit last stride, rows that do not overlap, and aligned ones where their width allows."""
+    flat = torch.randn(64 * 200, dtype=dtype)
+    layouts = {
+        "whole": flat[: 40 * width].view(40, width),
+        "narrow": flat.view(-1, 80)[:40, :width],
+        "ragged": flat[: 40 * 77].view(40, 77)[:, :width],
+        "every other": flat.view(-1, 160)[:40, : 2 * width : 2],
+        "column-major": flat[: 40 * width].view(width, 40).t(),
+        "shifted by one": flat[1 : 40 * width + 1].view(40, width),
+        "expanded": flat[:width].expand(40, width),
+        "overlapping": flat.as_strided((40, width), (8, 1)),
+        "one row": flat.as_strided((1, width), (1, 1)),
+    }
+    for name, tensor in layouts.items():
+        target = torch.zeros(len(tensor), dtype=torch.int64)
+        got = prepare(tensor, tensor, target, None, None).x
+        assert torch.equal(got, tensor), name
+        assert got.stride(1) == 1, name
+        assert len(got) == 1 or got.stride(0) >= width, name
+        if width == 64:
+            assert got.data_ptr() % 16 == 0, name
+            assert len(got) == 1 or got.stride(0) * got.element_size() % 16 == 0, name
+        if name in ("whole", "narrow"):
+            assert got.data_ptr() == tensor.data_ptr(), f"{name} was copied"

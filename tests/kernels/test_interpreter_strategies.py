@@ -168,3 +168,16 @@ def test_bug_003_a_label_out_of_range_poisons_its_row_alone(config, request):
     assert losses.row_losses(inputs, got, LossSpec())[4].isnan()
     assert grads.dx[4].isnan().all()
     assert torch.equal(grads.dx[others], expected.dx[others])
+
+
+@with_configs
+def test_hidden_states_of_ignored_tokens_do_not_spread(config, request):
+    request.getfixturevalue("on_triton")
+    inputs = prepared(torch.float32, ("bias",))
+    strategy, wanted = strategies.get(config.strategy), Wanted(True, True, True)
+    weights = row_weights(torch.float32)
+    _, clean = strategy.train(inputs, weights, LossSpec(), wanted, config)
+    inputs.x[::3] = 1e30
+    _, dirty = strategy.train(inputs, weights, LossSpec(), wanted, config)
+    for name in ("dx", "dw", "db"):
+        torch.testing.assert_close(getattr(dirty, name), getattr(clean, name))
