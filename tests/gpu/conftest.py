@@ -14,8 +14,8 @@ def _analytic_configs(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _gradients_work():
-    """A test may set process-wide modes; none may leave them."""
+def _default_sync_mode():
+    """A test may forbid synchronisation; none may leave it so."""
     yield
     if torch.cuda.is_available():
         torch.cuda.set_sync_debug_mode("default")

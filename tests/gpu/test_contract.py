@@ -156,9 +156,8 @@ def test_outputs_and_logprobs(kind, dtype):
             outputs=("lse", "entropy", "prediction", "accuracy"),
         )  # fmt: skip
         ours["lse"] = got.lse
-        for name, value in ours.items():
+        for name, value in (*ours.items(), ("entropy", got.entropy)):
             assert_as_exact(f"{config}: {name}", value, plain[name], truth[name], dtype)
-        assert torch.allclose(got.entropy, entropy, rtol=1e-4, atol=1e-3)
         z = reference.logits(*(t.double() for t in (case.x, case.weight, case.bias)), 4.0)
         chosen = z.gather(1, got.prediction[:, None])[:, 0]
         assert bool((chosen >= z.max(1).values - 2 * torch.finfo(dtype).eps * 4).all())

@@ -105,7 +105,7 @@ def test_a_token_of_weight_zero_still_has_a_loss(config):
         reduction="sum", outputs=("token_loss",), config=config,
     )  # fmt: skip
     rows = linear_cross_entropy(case.x, case.weight, case.target, reduction="none")
-    torch.testing.assert_close(got.token_loss, rows.detach(), rtol=2.0**-7, atol=2.0**-7)
+    torch.testing.assert_close(got.token_loss, rows.detach(), rtol=2.0**-7, atol=2.0**-5)
 
 
 @pytest.mark.parametrize("kind", ["library", "tiles"])
@@ -208,7 +208,7 @@ def test_a_weight_larger_than_32_bits_count(config, monkeypatch):
         g = torch.softmax(z, 1)
         g[torch.arange(n), target] -= 1
         torch.testing.assert_close(loss.detach(), expected, rtol=1e-3, atol=0.0)
-        torch.testing.assert_close(dx, g.to(BF16) @ weight, rtol=2.0**-6, atol=2.0**-6)
+        torch.testing.assert_close(dx, g.to(BF16) @ weight, rtol=2.0**-6, atol=2.0**-12)
         for first in (0, boundary - 50, boundary + 1, vocab - 100):
             rows = slice(first, first + 100)
             right = g[:, rows].t() @ x.float()
