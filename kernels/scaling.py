@@ -13,10 +13,12 @@ class _Scale(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: object, tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-        return (tensor * factor).to(dtype)
+        """Multiply."""
+        return _product(tensor, factor, dtype)
 
     @staticmethod
     def backward(ctx: object, *grads: Tensor) -> None:
+        """Refuse."""
         raise RuntimeError(
             "linear_cross_entropy can be differentiated once: its gradients are computed in the "
             "forward pass, so create_graph=True gives no second derivative. Use the plain "
@@ -33,24 +35,34 @@ def scaled(
     if torch.is_grad_enabled():  # create_graph=True: the result must say that it cannot follow
         linked = factor if factor.requires_grad else factor.detach().requires_grad_()
         return _Scale.apply(tensor, linked, dtype)  # type: ignore[no-any-return, no-untyped-call]
-    traced = type(tensor) is not Tensor
-    if traced or tensor.dtype != dtype or _graph_is_kept():
-        return (tensor * factor).to(dtype)
-    _scale_in_place(tensor, factor)
-    return tensor
-
-
-def _graph_is_kept() -> bool:
-    """Whether the running backward keeps its graph; True where torch cannot tell."""
-    probe = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return True if probe is None else bool(probe())
-
-
-def _scale_in_place(tensor: Tensor, factor: Tensor) -> None:
-    if tensor.device.type == "cuda" and has_triton() and tensor.dtype != torch.float64:
+    if type(tensor) is not Tensor:  # somebody traces: a plain product is what can be compiled
+        return (tensor.to(factor.dtype) * factor).to(dtype)
+    if tensor.dtype != dtype or _graph_is_kept():
+        return _product(tensor, factor, dtype)
+    if _has_kernel(tensor):
         from flce_tune.kernels.triton.scale import scale_unless_one
 
         with torch.cuda.device(tensor.device):
             scale_unless_one(tensor, factor)
     else:
         tensor.mul_(factor)
+    return tensor
+
+
+def _product(tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    if _has_kernel(tensor):
+        from flce_tune.kernels.triton.scale import scale_to
+
+        with torch.cuda.device(tensor.device):
+            return scale_to(tensor, factor, dtype)
+    return (tensor * factor).to(dtype)
+
+
+def _has_kernel(tensor: Tensor) -> bool:
+    return tensor.device.type == "cuda" and has_triton() and tensor.dtype != torch.float64
+
+
+def _graph_is_kept() -> bool:
+    """Whether the running backward keeps its graph; True where torch cannot tell."""
+    probe = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return True if probe is None else bool(probe())

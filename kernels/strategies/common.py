@@ -176,22 +176,22 @@ def accumulator_bytes(config: Config, problem: Problem, elements: int) -> int:
     return {"fp32": 4, "split24": 1, "weight_dtype": 0}[config.accumulator] * elements
 
 
-def evaluation_rows(tokens: int, vocab: int, config: Config) -> int:
+def evaluation_rows(tokens: int, vocab: int, config: Config, slab: int = 0) -> int:
     """Tokens per step of an evaluation, within its budget.
 
-    Where logits are stored, as many elements as a slab of the backward pass has, at least.
+    ``slab``: columns of logits that a backward pass will hold anyway; where the forward pass must
+    store logits, it may store as many.
     """
     if config.logits is not None:
         rows = EVALUATION_BYTES // tile_statistics_bytes(1, vocab, config.logits)
     else:
-        slab = min(config.slab or 0, vocab)
         rows = max(EVALUATION_BYTES // (4 * vocab), tokens * slab // vocab)
     return min(max(128, rows // 128 * 128), tokens)
 
 
-def evaluation_bytes(config: Config, problem: Problem) -> int:
+def evaluation_bytes(config: Config, problem: Problem, slab: int = 0) -> int:
     """Bytes ``evaluate`` holds at its peak."""
-    rows = evaluation_rows(problem.tokens, problem.vocab, config)
+    rows = evaluation_rows(problem.tokens, problem.vocab, config, slab)
     if config.logits is not None:
         return tile_statistics_bytes(rows, problem.vocab, config.logits)
     return logits_bytes(rows, problem.vocab, problem, None)

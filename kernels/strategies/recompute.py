@@ -74,9 +74,9 @@ class Recompute:
 
     def workspace(self, config: Config, problem: Problem) -> int:
         """A slab of logits, or the forward's buffer if larger, and the accumulator of dX."""
-        forward = common.evaluation_bytes(config, problem)
         if problem.mode == "eval":
-            return forward
+            return common.evaluation_bytes(config, problem)
+        forward = common.evaluation_bytes(config, problem, self._slab(config, problem.vocab))
         slab = part_size(problem.vocab, self._slab(config, problem.vocab), SLAB_MULTIPLE)
         backward = common.logits_bytes(problem.tokens, slab, problem, None)
         if slab < problem.vocab:
@@ -95,7 +95,9 @@ class Recompute:
         config: Config,
     ) -> tuple[Statistics, Gradients]:
         """Compute statistics and the gradients of Σ_i r_i·loss_i in one go."""
-        statistics = self.evaluate(inputs, loss, wanted, config)
+        n, vocab = len(inputs.x), len(inputs.weight)
+        rows = common.evaluation_rows(n, vocab, config, self._slab(config, vocab))
+        statistics = common.evaluate(inputs, loss, wanted, config, rows)
         given = losses.coefficients(inputs, statistics, row_weight, loss)
         return statistics, self.backward(inputs, statistics, given, loss, wanted, config)
 

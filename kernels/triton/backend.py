@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from flce_tune.kernels.config import Tile
-from flce_tune.kernels.limits import programs_per_sm
-from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.torch_backend import raw_logits
 from flce_tune.kernels.triton import logits as logits_gemm
 from flce_tune.kernels.triton import rows
+from flce_tune.kernels.triton.arguments import (
+    descriptor,
+    empty_statistics,
+    gradient_flags,
+    logits_grid,
+    loss_scalars,
+    statistics_flags,
+    tile_arguments,
+)
 from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics, Wanted
 
 STATISTICS_BLOCK = 4096
@@ -93,7 +97,7 @@ def gradient_(
         width,
         inputs.weight.shape[0],
         *loss_scalars(loss),
-        **_gradient_flags(inputs, coefficients, loss),
+        **gradient_flags(inputs, coefficients, loss),
         BLOCK=block,
         num_warps=GRADIENT_WARPS,
     )
@@ -113,11 +117,23 @@ def slab_gradient(
     if tile is None:
         raw_logits(slab, out)
         gradient_(out, inputs, stats, coefficients, loss, columns.start)
-        return
+    else:
+        _tiled_slab_gradient(slab, inputs, stats, coefficients, loss, out, tile)
+    _target_gradients(inputs, columns.start, stats, coefficients, loss, out)
+
+
+def _tiled_slab_gradient(
+    slab: Inputs,
+    inputs: Inputs,
+    stats: Statistics,
+    coefficients: Coefficients,
+    loss: LossSpec,
+    out: Tensor,
+    tile: Tile,
+) -> None:
     n, width = out.shape
     hidden = inputs.x.shape[1]
-    flags = _gradient_flags(inputs, coefficients, loss)
-    logits_gemm.slab_gradient_kernel[_grid(tile, n, width, inputs.x)](
+    logits_gemm.slab_gradient_kernel[logits_grid(tile, n, width, inputs.x)](
         descriptor(inputs.x, [tile.n_block, tile.d_block]),
         descriptor(slab.weight, [tile.v_block, tile.d_block]),
         descriptor(out, [tile.n_block, tile.v_block]),
@@ -134,11 +150,26 @@ def slab_gradient(
         width,
         inputs.weight.shape[0],
         *loss_scalars(loss),
-        **_tile_arguments(tile),
+        **tile_arguments(tile),
         HAS_BIAS=slab.bias is not None,
         HAS_SCALE=loss.logit_scale is not None,
-        **flags,
+        **gradient_flags(inputs, coefficients, loss),
     )
+
+
+def _target_gradients(
+    inputs: Inputs,
+    first_column: int,
+    stats: Statistics,
+    coefficients: Coefficients,
+    loss: LossSpec,
+    out: Tensor,  # [N, v]
+) -> None:
+    """Write G at the labels, from the label logits the lse was computed with.
+
+    Recomputed logits may round differently, and p - 1 has no digits to spare where p is near 1.
+    """
+    n, width = out.shape
     rows.target_gradient_kernel[(triton.cdiv(n, PICK_ROWS),)](
         out,
         out.stride(0),
@@ -151,17 +182,12 @@ def slab_gradient(
         coefficients.e,
         inputs.class_weight,
         n,
-        columns.start,
+        first_column,
         width,
         *loss_scalars(loss),
-        **flags,
+        **gradient_flags(inputs, coefficients, loss),
         ROWS=PICK_ROWS,
     )
-
-
-def descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
-    """Describe a 2-D tensor to the copy engine; reads past its shape give 0, writes are dropped."""
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
 
 
 def _tiled_logits(
@@ -180,7 +206,7 @@ def _tiled_logits(
     tile_moment = per_tile(wanted.entropy)
     tile_best = per_tile(wanted.prediction, torch.int32)
     flags = statistics_flags(inputs, loss, wanted)
-    logits_gemm.logits_kernel[_grid(tile, n, vocab, inputs.x)](
+    logits_gemm.logits_kernel[logits_grid(tile, n, vocab, inputs.x)](
         descriptor(inputs.x, [tile.n_block, tile.d_block]),
         descriptor(inputs.weight, [tile.v_block, tile.d_block]),
         None if out is None else descriptor(out, [tile.n_block, tile.v_block]),
@@ -195,7 +221,7 @@ def _tiled_logits(
         hidden,
         vocab,
         *loss_scalars(loss),
-        **_tile_arguments(tile),
+        **tile_arguments(tile),
         STORE=out is not None,
         EVEN=vocab % tile.v_block == 0,
         HAS_BIAS=inputs.bias is not None,
@@ -258,57 +284,3 @@ def _target_logits(inputs: Inputs, loss: LossSpec, stored: Tensor | None, into: 
         BLOCK=min(1024, triton.next_power_of_2(hidden)),
         num_warps=4,
     )
-
-
-def empty_statistics(n: int, device: torch.device, loss: LossSpec, wanted: Wanted) -> Statistics:
-    def per_row(needed: bool, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        return torch.empty(n, dtype=dtype, device=device) if needed else None
-
-    return Statistics(
-        lse=torch.empty(n, dtype=torch.float32, device=device),
-        target_logit=torch.empty(n, dtype=torch.float32, device=device),
-        logit_sum=per_row(loss.label_smoothing > 0),
-        mean_logit=per_row(wanted.entropy),
-        prediction=per_row(wanted.prediction, torch.int64),
-    )
-
-
-def loss_scalars(loss: LossSpec) -> tuple[float, float]:
-    scale = 1.0 if loss.logit_scale is None else float(loss.logit_scale)
-    return scale, 1.0 if loss.softcap is None else float(loss.softcap)
-
-
-def statistics_flags(inputs: Inputs, loss: LossSpec, wanted: Wanted) -> dict[str, bool]:
-    return {
-        "HAS_SOFTCAP": loss.softcap is not None,
-        "HAS_CLASS_WEIGHT": inputs.class_weight is not None,
-        "WANT_SUM": loss.label_smoothing > 0,
-        "WANT_MEAN": wanted.entropy,
-        "WANT_PREDICTION": wanted.prediction,
-    }
-
-
-def _gradient_flags(inputs: Inputs, given: Coefficients, loss: LossSpec) -> dict[str, bool]:
-    return {
-        "HAS_SOFTCAP": loss.softcap is not None,
-        "HAS_C": given.c is not None,
-        "HAS_E": given.e is not None,
-        "HAS_CLASS_WEIGHT": inputs.class_weight is not None,
-    }
-
-
-def _tile_arguments(tile: Tile) -> dict[str, Any]:
-    return {
-        "N_BLOCK": tile.n_block,
-        "V_BLOCK": tile.v_block,
-        "D_BLOCK": tile.d_block,
-        "GROUP": tile.group,
-        "num_warps": tile.num_warps,
-        "num_stages": tile.num_stages,
-    }
-
-
-def _grid(tile: Tile, n: int, width: int, x: Tensor) -> tuple[int]:
-    tiles = triton.cdiv(n, tile.n_block) * triton.cdiv(width, tile.v_block)
-    device = describe_device(x.device)
-    return (min(tiles, device.sm_count * programs_per_sm(tile, x.element_size(), device)),)

@@ -10,13 +10,13 @@ from flce_tune.kernels.config import Accumulator, Tile
 from flce_tune.kernels.limits import programs_per_sm
 from flce_tune.kernels.loss import weight_total
 from flce_tune.kernels.problem import describe_device
-from flce_tune.kernels.triton.atomic import atomic_kernel
-from flce_tune.kernels.triton.backend import (
+from flce_tune.kernels.triton.arguments import (
     descriptor,
     empty_statistics,
     loss_scalars,
     statistics_flags,
 )
+from flce_tune.kernels.triton.atomic import atomic_kernel
 from flce_tune.kernels.triton.product import product_kernel
 from flce_tune.kernels.values import Inputs, LossSpec, Statistics, Wanted
 

@@ -1,0 +1,81 @@
+"""What launchers pass to the kernels: descriptors, flags, scalars, grids, empty outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from flce_tune.kernels.config import Tile
+from flce_tune.kernels.limits import programs_per_sm
+from flce_tune.kernels.problem import describe_device
+from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics, Wanted
+
+
+def descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
+    """Describe a 2-D tensor to the copy engine; reads past its shape give 0, writes are dropped."""
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
+
+
+def empty_statistics(n: int, device: torch.device, loss: LossSpec, wanted: Wanted) -> Statistics:
+    """Allocate the statistics that are wanted."""
+
+    def per_row(needed: bool, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        return torch.empty(n, dtype=dtype, device=device) if needed else None
+
+    return Statistics(
+        lse=torch.empty(n, dtype=torch.float32, device=device),
+        target_logit=torch.empty(n, dtype=torch.float32, device=device),
+        logit_sum=per_row(loss.label_smoothing > 0),
+        mean_logit=per_row(wanted.entropy),
+        prediction=per_row(wanted.prediction, torch.int64),
+    )
+
+
+def loss_scalars(loss: LossSpec) -> tuple[float, float]:
+    """Scale and softcap, 1 where there is none."""
+    scale = 1.0 if loss.logit_scale is None else float(loss.logit_scale)
+    return scale, 1.0 if loss.softcap is None else float(loss.softcap)
+
+
+def statistics_flags(inputs: Inputs, loss: LossSpec, wanted: Wanted) -> dict[str, bool]:
+    """Which parts of the statistics a kernel computes."""
+    return {
+        "HAS_SOFTCAP": loss.softcap is not None,
+        "HAS_CLASS_WEIGHT": inputs.class_weight is not None,
+        "WANT_SUM": loss.label_smoothing > 0,
+        "WANT_MEAN": wanted.entropy,
+        "WANT_PREDICTION": wanted.prediction,
+    }
+
+
+def gradient_flags(inputs: Inputs, given: Coefficients, loss: LossSpec) -> dict[str, bool]:
+    """Which terms the gradient has."""
+    return {
+        "HAS_SOFTCAP": loss.softcap is not None,
+        "HAS_C": given.c is not None,
+        "HAS_E": given.e is not None,
+        "HAS_CLASS_WEIGHT": inputs.class_weight is not None,
+    }
+
+
+def tile_arguments(tile: Tile) -> dict[str, Any]:
+    """A tile as keywords of a logits kernel."""
+    return {
+        "N_BLOCK": tile.n_block,
+        "V_BLOCK": tile.v_block,
+        "D_BLOCK": tile.d_block,
+        "GROUP": tile.group,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }
+
+
+def logits_grid(tile: Tile, n: int, width: int, x: Tensor) -> tuple[int]:
+    """As many persistent programs as fit the GPU, or tiles if there are fewer."""
+    tiles = triton.cdiv(n, tile.n_block) * triton.cdiv(width, tile.v_block)
+    device = describe_device(x.device)
+    return (min(tiles, device.sm_count * programs_per_sm(tile, x.element_size(), device)),)
