@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from flce_tune.cli import db, interchange, lookup, machine, serve, show, sweep
+from flce_tune.cli import db, interchange, lookup, machine, serve, show, sweep, verify
 from flce_tune.cli.exits import INTERRUPTED, code_of
 from flce_tune.errors import FlceTuneError, InvalidConfigError, UnknownStrategyError
 from flce_tune.version import __version__
@@ -51,6 +51,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failure, 2 usage, 3 database, 4 nothing found, 130 interrupted.",
 )
 app.command()(sweep.sweep)
+app.command()(verify.verify)
 app.command()(lookup.best)
 app.command()(show.show)
 app.command()(lookup.explain)

@@ -106,6 +106,14 @@ DeviceOption = Annotated[
         "Default: the first GPU, else the CPU.",
     ),
 ]
+LocalDeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="cuda, cuda:1 or cpu. Default: the first GPU, else the CPU.",
+    ),
+]
 WorkspaceLimitOption = Annotated[
     int | None,
     typer.Option(

@@ -27,14 +27,7 @@ def sweep(
     mode: options.ModeOption = "train",
     accumulate: options.AccumulateOption = "fp32",
     features: options.FeaturesOption = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            metavar="NAME",
-            help="cuda, cuda:1 or cpu. Default: the first GPU, else the CPU.",
-        ),
-    ] = None,
+    device: options.LocalDeviceOption = None,
     strategy: options.StrategyOption = None,
     budget: Annotated[
         int | None,

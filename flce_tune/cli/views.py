@@ -39,6 +39,19 @@ def problem_view(problem: Problem) -> dict[str, Any]:
     }
 
 
+def problem_record_view(record: ProblemRecord) -> dict[str, Any]:
+    """A class of problems as JSON."""
+    return {
+        "mode": record.mode,
+        "dtype": record.dtype,
+        "accumulate": record.accumulate,
+        "hidden": record.hidden,
+        "vocab": record.vocab,
+        "token_bucket": record.token_bucket,
+        "features": list(record.features),
+    }
+
+
 def measurement_view(record: Measurement) -> dict[str, Any]:
     """A measurement as JSON."""
     return {
@@ -52,15 +65,7 @@ def measurement_view(record: Measurement) -> dict[str, Any]:
             "driver": record.toolchain.driver,
             "kernel_hash": record.toolchain.kernel_hash,
         },
-        "problem": {
-            "mode": record.problem.mode,
-            "dtype": record.problem.dtype,
-            "accumulate": record.problem.accumulate,
-            "hidden": record.problem.hidden,
-            "vocab": record.problem.vocab,
-            "token_bucket": record.problem.token_bucket,
-            "features": list(record.problem.features),
-        },
+        "problem": problem_record_view(record.problem),
         "tokens": record.tokens,
         "config": dict(record.config),
         "status": record.status.value,
