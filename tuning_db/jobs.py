@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from flce_tune.tuning_db.models import JobEventRow, JobRow
@@ -62,6 +62,18 @@ def find(
         cursor = select(JobRow.number).where(JobRow.id == before).scalar_subquery()
         query = query.where(JobRow.number < cursor)
     return list(session.scalars(query))
+
+
+def count_by_state(session: Session) -> dict[JobState, int]:
+    """Count the jobs of each state, zeros included."""
+    query = select(JobRow.state, func.count()).group_by(JobRow.state)
+    return dict.fromkeys(JobState, 0) | {row[0]: row[1] for row in session.execute(query)}
+
+
+def oldest_queued(session: Session) -> datetime | None:
+    """Find when the oldest queued job was submitted; None: none is queued."""
+    query = select(JobRow.created_at).where(JobRow.state == JobState.QUEUED)
+    return session.scalars(query.order_by(JobRow.number).limit(1)).one_or_none()
 
 
 def claim(session: Session, owner: str, lease_seconds: float) -> JobRow | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from flce_tune.tuning_db import jobs, measurements, merging, rows, winners
-from flce_tune.tuning_db.engine import Database
+from flce_tune.tuning_db.engine import WAIT_SECONDS, Database
 from flce_tune.tuning_db.faults import reading_rows
 from flce_tune.tuning_db.migrations import ensure_head
 from flce_tune.tuning_db.models import JobRow
@@ -31,7 +32,7 @@ class Store:
     """One tuning database. Thread-safe; open one per process and URL.
 
     Every method is one transaction. Each may raise StoreUnavailableError (locked for longer than
-    30 s, unreachable, not writable) or StoreCorruptError (damaged); a reader never waits for a
+    its wait, unreachable, not writable) or StoreCorruptError (damaged); a reader never waits for a
     writer. All times are UTC.
     """
 
@@ -39,7 +40,14 @@ class Store:
         self._database = database
 
     @classmethod
-    def open(cls, url: str, *, create: bool = True, read_only: bool = False) -> Store:
+    def open(
+        cls,
+        url: str,
+        *,
+        create: bool = True,
+        read_only: bool = False,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> Store:
         """Open the database at a SQLAlchemy URL.
 
         Args:
@@ -47,13 +55,14 @@ class Store:
             create: make what is missing: folders, file and tables. An empty file counts as
                 missing, since SQLite makes one before it writes.
             read_only: never write; implies ``create=False``.
+            wait_seconds: how long to wait for other writers before giving up.
 
         Raises:
             StoreUnavailableError: it cannot be opened or created, or is not there.
             StoreCorruptError: it is no database, or a damaged one.
             SchemaMismatchError: its schema is not this version's.
         """
-        database = Database(url, create=create, read_only=read_only)
+        database = Database(url, create=create, read_only=read_only, wait_seconds=wait_seconds)
         try:
             ensure_head(database, create=create and not read_only)
         except BaseException:
@@ -215,6 +224,16 @@ class Store:
         """
         with self._reading() as session:
             return [rows.job_record(row) for row in jobs.find(session, states, before, limit)]
+
+    def count_jobs(self) -> dict[JobState, int]:
+        """Count the jobs of each state."""
+        with self._reading() as session:
+            return jobs.count_by_state(session)
+
+    def oldest_queued(self) -> datetime | None:
+        """Say when the oldest queued job was submitted; None: none is queued."""
+        with self._reading() as session:
+            return jobs.oldest_queued(session)
 
     def claim_job(self, owner: str, lease_seconds: float) -> Job | None:
         """Take the next job, or one whose worker let its lease expire; None: nothing to do.

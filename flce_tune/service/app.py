@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 
 import anyio.to_thread
@@ -11,10 +10,12 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
-from flce_tune.service import errors, openapi
+from flce_tune.service import errors, logs, openapi
 from flce_tune.service.body_limit import BodyLimit
 from flce_tune.service.lookup import Lookup
-from flce_tune.service.routes import dashboard, health, jobs, results, snapshots
+from flce_tune.service.metrics import Metrics
+from flce_tune.service.observe import Observe
+from flce_tune.service.routes import api_page, dashboard, health, jobs, results, snapshots
 from flce_tune.service.runner import JobRunner
 from flce_tune.service.settings import ServiceSettings
 from flce_tune.tuning_db.store import Store
@@ -28,13 +29,17 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         version=__version__,
         summary="Tuned configs for fused linear cross-entropy, per GPU and problem.",
         lifespan=_lifespan,
+        docs_url=None,  # api_page: without a CDN
         redoc_url=None,
     )
     app.state.settings = settings
+    app.state.metrics = Metrics()
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(Observe, metrics=app.state.metrics)
     errors.install(app)
-    for module in (health, jobs, results, snapshots, dashboard):
+    for module in (health, jobs, results, snapshots, dashboard, api_page):
         app.include_router(module.router)
+    api_page.mount_assets(app)
     app.mount("/static", StaticFiles(packages=[(__package__, "static")]), name="static")
     openapi.install(app)
     return app
@@ -45,7 +50,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: ServiceSettings = app.state.settings
     store = await anyio.to_thread.run_sync(Store.open, settings.database_url)
     lookup = Lookup(store)
-    runner = JobRunner(store, settings, on_finished=lookup.forget) if settings.run_jobs else None
+    metrics: Metrics = app.state.metrics
+    metrics.watch(store)
+    runner = JobRunner(store, settings, metrics, lookup.forget) if settings.run_jobs else None
     app.state.store = store
     app.state.lookup = lookup
     app.state.runner = runner
@@ -65,12 +72,14 @@ def run(settings: ServiceSettings) -> None:
     Raises:
         StoreError: the database cannot be used; raised before anything listens.
     """
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s:     %(message)s")
+    logs.configure()
     Store.open(settings.database_url).close()
     uvicorn.run(
         create_app(settings),
         host=settings.host,
         port=settings.port,
         server_header=False,
+        log_config=None,
+        access_log=False,  # Observe writes it
         timeout_graceful_shutdown=5,
     )

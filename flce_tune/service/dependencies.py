@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from flce_tune.service.lookup import Lookup
+from flce_tune.service.metrics import Metrics
 from flce_tune.service.settings import ServiceSettings
 from flce_tune.tuning_db.store import Store
 
@@ -26,6 +27,12 @@ def _lookup(request: Request) -> Lookup:
     return lookup
 
 
+def _metrics(request: Request) -> Metrics:
+    metrics: Metrics = request.app.state.metrics
+    return metrics
+
+
 StoreDep = Annotated[Store, Depends(_store)]
 SettingsDep = Annotated[ServiceSettings, Depends(_settings)]
 LookupDep = Annotated[Lookup, Depends(_lookup)]
+MetricsDep = Annotated[Metrics, Depends(_metrics)]

@@ -74,7 +74,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(StoreError, _store_error)
-    app.add_exception_handler(Exception, _unexpected_error)
 
 
 def _answer(
@@ -126,6 +125,6 @@ def _store_error(request: Request, error: Exception) -> JSONResponse:
     return _answer(503, "database-unavailable", detail, headers={"Retry-After": "5"})
 
 
-def _unexpected_error(request: Request, error: Exception) -> JSONResponse:
-    # Starlette logs the traceback itself; the caller learns nothing of our insides.
+def unexpected_error(request: Request, error: Exception) -> JSONResponse:
+    """A 500 that tells the caller nothing of our insides."""
     return _answer(500, "internal-error", "the service failed; its log says why")

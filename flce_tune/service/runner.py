@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from flce_tune.errors import StoreError
 from flce_tune.service.job_process import JobProcess, Outcome
+from flce_tune.service.metrics import Metrics
 from flce_tune.service.settings import ServiceSettings
 from flce_tune.tuning_db.records import Job, JobState
 from flce_tune.tuning_db.store import Store
@@ -29,10 +30,15 @@ class JobRunner:
     """A thread that runs one job after the other, each in a process of its own."""
 
     def __init__(
-        self, store: Store, settings: ServiceSettings, *, on_finished: Callable[[], None]
+        self,
+        store: Store,
+        settings: ServiceSettings,
+        metrics: Metrics,
+        on_finished: Callable[[], None],
     ) -> None:
         self._store = store
         self._settings = settings
+        self._metrics = metrics
         self._on_finished = on_finished
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._stopping = threading.Event()
@@ -78,6 +84,7 @@ class JobRunner:
             outcome = process.wait(min(self._settings.poll_seconds, lease.interval))
             lease.renew_if_due()
             if lease.lost:
+                self._metrics.lease_losses.inc()
                 log.warning("job %s: lease lost, leaving it to its new owner", job.id)
                 return
             if lease.cancel_requested or self._stopping.is_set():

@@ -16,6 +16,7 @@ from flce_tune.tuning_db.store import Store
 OPERATIONS = {
     ("GET", "/healthz"): {200},
     ("GET", "/readyz"): {200, 503},
+    ("GET", "/metrics"): {200},
     ("POST", "/v1/jobs"): {202, 401, 404, 409, 413, 422, 503},
     ("GET", "/v1/jobs"): {200, 422, 503},
     ("GET", "/v1/jobs/{job_id}"): {200, 404, 422, 503},

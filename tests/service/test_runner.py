@@ -10,6 +10,7 @@ import pytest
 from flce_tune.errors import StoreUnavailableError
 from flce_tune.service import runner as runner_module
 from flce_tune.service.job_process import Outcome
+from flce_tune.service.metrics import Metrics
 from flce_tune.service.runner import JobRunner
 from flce_tune.service.settings import ServiceSettings
 from flce_tune.tuning_db.records import Job, JobState
@@ -60,7 +61,7 @@ def quick(settings: ServiceSettings) -> ServiceSettings:
 
 
 def make(store: Store, settings: ServiceSettings) -> JobRunner:
-    return JobRunner(store, settings, on_finished=lambda: None)
+    return JobRunner(store, settings, Metrics(), on_finished=lambda: None)
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -22,11 +22,9 @@ JOBS_SHOWN = 20
 
 router = APIRouter(include_in_schema=False)
 
-_SECURITY_HEADERS = {
+_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
 }
 
 
@@ -42,9 +40,7 @@ def overview(request: Request, store: StoreDep) -> HTMLResponse:
         ],
         "jobs": [JobView.of(job) for job in store.jobs(limit=JOBS_SHOWN)],
     }
-    return _templates().TemplateResponse(
-        request, "overview.html", context, headers=_SECURITY_HEADERS
-    )
+    return _templates().TemplateResponse(request, "overview.html", context, headers=_HEADERS)
 
 
 @functools.cache

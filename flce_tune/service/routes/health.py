@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
-from flce_tune.service.dependencies import StoreDep
+from flce_tune.service.dependencies import MetricsDep, StoreDep
 from flce_tune.service.errors import ApiError, responses
 from flce_tune.service.runner import JobRunner
 from flce_tune.version import __version__
@@ -34,3 +35,13 @@ def ready(request: Request, store: StoreDep) -> Health:
     if runner is not None and not runner.alive:
         raise ApiError(503, "runner-dead", "no job is being taken any more: restart the service")
     return Health(status="ready", version=__version__)
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"description": "for Prometheus", "content": {"text/plain": {}}}},
+)
+def metrics(metrics: MetricsDep) -> Response:
+    """Figures of this process and the database, in Prometheus' text format."""
+    return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
