@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from flce_tune.kernels.config import Tile
-from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics, Wanted
+from flce_tune.kernels.values import (
+    Coefficients,
+    Inputs,
+    Labels,
+    LossSpec,
+    Statistics,
+    Wanted,
+)
 
 
 class Backend(Protocol):
@@ -22,19 +29,20 @@ class Backend(Protocol):
     ) -> Statistics:
         """Compute raw logits into ``out``, if any, and return their statistics."""
 
-    def statistics(self, raw: Tensor, inputs: Inputs, loss: LossSpec, wanted: Wanted) -> Statistics:
+    def statistics(self, raw: Tensor, labels: Labels, loss: LossSpec, wanted: Wanted) -> Statistics:
         """Row statistics of stored logits."""
 
-    def gradient_(
+    def gradient(
         self,
         raw: Tensor,
-        inputs: Inputs,
+        labels: Labels,
         stats: Statistics,
         coefficients: Coefficients,
         loss: LossSpec,
+        out: Tensor,
         first_column: int = 0,
     ) -> None:
-        """Turn raw logits into their gradient, in place."""
+        """Turn raw logits into their gradient; ``out`` may be ``raw``."""
 
     def slab_gradient(
         self,

@@ -56,7 +56,9 @@ def compute(
         if check_targets or x.device.type == "cpu":
             check_target_range(target, weight.shape[0], ignore_index)
         inputs = prepare(x, weight, target, bias, class_weight)
-        row_weight, total = losses.row_weights(inputs, loss, token_weight, divisor, reduction)
+        row_weight, total = losses.row_weights(
+            inputs, loss, token_weight, divisor, reduction, x.dtype
+        )
         applied, left = row_weight, None
         if total is not None:
             factor = total.reciprocal()

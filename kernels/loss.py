@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
+from flce_tune.kernels.values import Coefficients, Labels, LossSpec, Statistics
 
 
 def statistics_dtype(compute: torch.dtype) -> torch.dtype:
@@ -49,46 +49,46 @@ def out_of_range(
 
 
 def target_weight(
-    inputs: Inputs,
+    labels: Labels,
 ) -> Tensor | None:  # [N] w_y, 1 where the label is no column
     """Class weight of each row's label."""
-    if inputs.class_weight is None:
+    if labels.class_weight is None:
         return None
-    vocab = inputs.weight.shape[0]
-    known = (inputs.target >= 0) & (inputs.target < vocab)
-    picked = inputs.class_weight[inputs.target.clamp(0, vocab - 1)]
+    vocab = labels.vocab
+    known = (labels.target >= 0) & (labels.target < vocab)
+    picked = labels.class_weight[labels.target.clamp(0, vocab - 1)]
     return torch.where(known, picked, 1.0)
 
 
 def row_losses(
-    inputs: Inputs,
+    labels: Labels,
     statistics: Statistics,
     loss: LossSpec,
 ) -> Tensor:  # [N]
     """Unreduced losses: 0 for ignored rows, NaN where the label, and so its logit, is unknown."""
     lse = statistics.lse
     row = lse - statistics.target_logit
-    weight = target_weight(inputs)
+    weight = target_weight(labels)
     if weight is not None:
         row = row * weight
     if loss.label_smoothing:
         if statistics.logit_sum is None:
             raise ValueError("label smoothing needs the statistic logit_sum")
-        vocab = inputs.weight.shape[0]
-        smooth = lse * weight_total(inputs) - statistics.logit_sum
+        vocab = labels.vocab
+        smooth = lse * weight_total(labels) - statistics.logit_sum
         row = (1.0 - loss.label_smoothing) * row + (loss.label_smoothing / vocab) * smooth
     if loss.z_loss:
         row = row + loss.z_loss * lse.square()
-    return torch.where(inputs.target == loss.ignore_index, 0.0, row)
+    return torch.where(labels.target == loss.ignore_index, 0.0, row)
 
 
-def weight_total(inputs: Inputs) -> Tensor | int:
+def weight_total(labels: Labels) -> Tensor | int:
     """W1 = Σ_c w_c, which is V without class weights."""
-    return inputs.weight.shape[0] if inputs.class_weight is None else inputs.class_weight.sum()
+    return labels.vocab if labels.class_weight is None else labels.class_weight.sum()
 
 
 def coefficients(
-    inputs: Inputs,
+    labels: Labels,
     statistics: Statistics,
     row_weight: Tensor,  # [N] r, the upstream gradient of each row's loss; 0 for ignored rows
     loss: LossSpec,
@@ -101,13 +101,13 @@ def coefficients(
     """
     a = b = row_weight
     e = None
-    if (weight := target_weight(inputs)) is not None:
+    if (weight := target_weight(labels)) is not None:
         a = b = row_weight * weight
     if loss.label_smoothing:
-        share = loss.label_smoothing / inputs.weight.shape[0]
+        share = loss.label_smoothing / labels.vocab
         b = b * (1.0 - loss.label_smoothing)
         e = row_weight * share
-        a = b + e * weight_total(inputs)
+        a = b + e * weight_total(labels)
     if loss.z_loss:
         a = a + row_weight * (2.0 * loss.z_loss) * statistics.lse
     if grad_lse is not None:
@@ -122,20 +122,21 @@ def coefficients(
 
 
 def row_weights(
-    inputs: Inputs,
+    labels: Labels,
     loss: LossSpec,
     token_weight: Tensor | None,  # [N]
     divisor: Tensor | None,  # scalar; None: the mean's own, Σ_i t_i·w_y over counted rows
     reduction: str,
+    compute: torch.dtype,
 ) -> tuple[Tensor, Tensor | None]:  # [N] t_i, 0 for ignored rows; scalar, None for 1
     """Per-row weights and the divisor of the reduction, without a host synchronisation."""
-    dtype = statistics_dtype(inputs.x.dtype)
-    counted = inputs.target != loss.ignore_index
+    dtype = statistics_dtype(compute)
+    counted = labels.target != loss.ignore_index
     if token_weight is None:
         weight = counted.to(dtype)
     else:
         weight = torch.where(counted, token_weight.to(dtype), 0.0)
     if divisor is None and reduction == "mean":
-        of_target = target_weight(inputs)
+        of_target = target_weight(labels)
         divisor = (weight if of_target is None else weight * of_target).sum()
     return weight, divisor

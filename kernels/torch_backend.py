@@ -13,6 +13,7 @@ from flce_tune.kernels.loss import logits_derivative, scaled_logits
 from flce_tune.kernels.values import (
     Coefficients,
     Inputs,
+    Labels,
     LossSpec,
     Statistics,
     Wanted,
@@ -43,19 +44,19 @@ def raw_logits(inputs: Inputs, out: Tensor) -> None:
 
 def statistics(
     raw: Tensor,  # [n, V]
-    inputs: Inputs,
+    labels: Labels,
     loss: LossSpec,
     wanted: Wanted,
 ) -> Statistics:
     """Row statistics of stored logits."""
     z = scaled_logits(raw, loss)
     vocab = z.shape[1]
-    in_range = (inputs.target >= 0) & (inputs.target < vocab)
-    picked = z.gather(1, inputs.target.clamp(0, vocab - 1)[:, None])[:, 0]
+    in_range = (labels.target >= 0) & (labels.target < vocab)
+    picked = z.gather(1, labels.target.clamp(0, vocab - 1)[:, None])[:, 0]
     lse = torch.logsumexp(z, dim=1)
     logit_sum = mean_logit = prediction = None
     if loss.label_smoothing:
-        weighted = z if inputs.class_weight is None else z * inputs.class_weight
+        weighted = z if labels.class_weight is None else z * labels.class_weight
         logit_sum = weighted.sum(dim=1)
     if wanted.prediction:
         prediction = z.argmax(dim=1)
@@ -71,41 +72,42 @@ def statistics(
     )
 
 
-def gradient_(
-    raw: Tensor,  # [n, v] raw logits of columns first, first + 1, ...; overwritten by ∂L/∂a
-    inputs: Inputs,
+def gradient(
+    raw: Tensor,  # [n, v] raw logits of columns first, first + 1, ...
+    labels: Labels,
     stats: Statistics,
     coefficients: Coefficients,
     loss: LossSpec,
+    out: Tensor,  # [n, v] ∂L/∂a; may be raw itself
     first_column: int = 0,
 ) -> None:
-    """Turn raw logits into their gradient, in place."""
+    """Turn raw logits into their gradient."""
     z = scaled_logits(raw, loss)
     weight_of_p = coefficients.a[:, None]
     if coefficients.c is not None:
         weight_of_p = weight_of_p + coefficients.c[:, None] * torch.where(z.isneginf(), 0.0, z)
-    unknown = (inputs.target < 0) | (inputs.target >= inputs.weight.shape[0])
+    unknown = (labels.target < 0) | (labels.target >= labels.vocab)
     lse = stats.lse.masked_fill(unknown & (coefficients.b != 0), float("nan"))
-    gradient = torch.exp(z - lse[:, None]) * weight_of_p
+    result = torch.exp(z - lse[:, None]) * weight_of_p
     columns = raw.shape[1]
-    local = inputs.target - first_column
+    local = labels.target - first_column
     inside = (local >= 0) & (local < columns)
-    gradient.scatter_add_(
+    result.scatter_add_(
         1,
         local.clamp(0, columns - 1)[:, None],
         torch.where(inside, -coefficients.b, 0.0)[:, None],
     )
     if coefficients.e is not None:
         uniform = coefficients.e[:, None]
-        if inputs.class_weight is not None:
-            uniform = uniform * inputs.class_weight[first_column : first_column + columns]
-        gradient -= uniform
-    gradient *= logits_derivative(z, loss)
+        if labels.class_weight is not None:
+            uniform = uniform * labels.class_weight[first_column : first_column + columns]
+        result -= uniform
+    result *= logits_derivative(z, loss)
     active = coefficients.a != 0
     for other in (coefficients.b, coefficients.c, coefficients.e):
         if other is not None:
             active = active | (other != 0)
-    raw.copy_(torch.where(active[:, None], gradient, 0.0))
+    out.copy_(torch.where(active[:, None], result, 0.0))
 
 
 def slab_gradient(
@@ -119,4 +121,4 @@ def slab_gradient(
 ) -> None:
     """Recompute the raw logits of a vocabulary slab and turn them into their gradient."""
     raw_logits(inputs.columns(columns), out)
-    gradient_(out, inputs, stats, coefficients, loss, columns.start)
+    gradient(out, inputs, stats, coefficients, loss, out, columns.start)

@@ -16,6 +16,7 @@ strategy knows statistics and the four row coefficients, and nothing of the loss
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from torch import Tensor
 
@@ -31,6 +32,22 @@ class LossSpec:
     z_loss: float = 0.0  # λ
 
 
+class Labels(Protocol):
+    """What the loss knows of its inputs: the labels, how many classes there are, their weights."""
+
+    @property
+    def target(self) -> Tensor:
+        """[N] int64."""
+
+    @property
+    def vocab(self) -> int:
+        """V."""
+
+    @property
+    def class_weight(self) -> Tensor | None:
+        """[V], statistics dtype."""
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """The tensors of the loss, prepared: 2-D, one compute dtype, unit last stride, one device."""
@@ -40,6 +57,11 @@ class Inputs:
     target: Tensor  # [N] int64
     bias: Tensor | None = None  # [V], compute dtype
     class_weight: Tensor | None = None  # [V], statistics dtype
+
+    @property
+    def vocab(self) -> int:
+        """V."""
+        return self.weight.shape[0]
 
     def rows(self, rows: slice) -> Inputs:
         """Restrict to some tokens."""
@@ -53,6 +75,24 @@ class Inputs:
             bias=None if self.bias is None else self.bias[columns],
             class_weight=None if self.class_weight is None else self.class_weight[columns],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class GivenLogits:
+    """Logits somebody else computed, and their labels: 2-D, unit last stride, one device."""
+
+    raw: Tensor  # [N, V]
+    target: Tensor  # [N] int64
+    class_weight: Tensor | None = None  # [V], statistics dtype
+
+    @property
+    def vocab(self) -> int:
+        """V."""
+        return self.raw.shape[1]
+
+    def rows(self, rows: slice) -> GivenLogits:
+        """Restrict to some tokens."""
+        return replace(self, raw=self.raw[rows], target=self.target[rows])
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class Chunked:
             backend = backend_of(buffer)
             stats = backend.logits(part, loss, wanted, buffer, config.logits)
             given = losses.coefficients(part, stats, row_weight[rows], loss)
-            backend.gradient_(buffer, part, stats, given, loss)
+            backend.gradient(buffer, part, stats, given, loss, out=buffer)
             parts.append(stats)
 
         gradients = self._chunks(inputs, wanted, config, gradient)

@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from flce_tune.kernels.config import Tile
 from flce_tune.kernels.limits import programs_per_sm
 from flce_tune.kernels.problem import describe_device
-from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics, Wanted
+from flce_tune.kernels.values import Coefficients, Labels, LossSpec, Statistics, Wanted
 
 
 def descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
@@ -41,24 +41,24 @@ def loss_scalars(loss: LossSpec) -> tuple[float, float]:
     return scale, 1.0 if loss.softcap is None else float(loss.softcap)
 
 
-def statistics_flags(inputs: Inputs, loss: LossSpec, wanted: Wanted) -> dict[str, bool]:
+def statistics_flags(labels: Labels, loss: LossSpec, wanted: Wanted) -> dict[str, bool]:
     """Which parts of the statistics a kernel computes."""
     return {
         "HAS_SOFTCAP": loss.softcap is not None,
-        "HAS_CLASS_WEIGHT": inputs.class_weight is not None,
+        "HAS_CLASS_WEIGHT": labels.class_weight is not None,
         "WANT_SUM": loss.label_smoothing > 0,
         "WANT_MEAN": wanted.entropy,
         "WANT_PREDICTION": wanted.prediction,
     }
 
 
-def gradient_flags(inputs: Inputs, given: Coefficients, loss: LossSpec) -> dict[str, bool]:
+def gradient_flags(labels: Labels, given: Coefficients, loss: LossSpec) -> dict[str, bool]:
     """Which terms the gradient has."""
     return {
         "HAS_SOFTCAP": loss.softcap is not None,
         "HAS_C": given.c is not None,
         "HAS_E": given.e is not None,
-        "HAS_CLASS_WEIGHT": inputs.class_weight is not None,
+        "HAS_CLASS_WEIGHT": labels.class_weight is not None,
     }
 
 

@@ -19,7 +19,14 @@ from flce_tune.kernels.triton.arguments import (
     statistics_flags,
     tile_arguments,
 )
-from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics, Wanted
+from flce_tune.kernels.values import (
+    Coefficients,
+    Inputs,
+    Labels,
+    LossSpec,
+    Statistics,
+    Wanted,
+)
 
 STATISTICS_BLOCK = 4096
 GRADIENT_BLOCK = 4096
@@ -46,7 +53,7 @@ def logits(
 
 def statistics(
     raw: Tensor,  # [n, V]
-    inputs: Inputs,
+    labels: Labels,
     loss: LossSpec,
     wanted: Wanted,
 ) -> Statistics:
@@ -56,8 +63,8 @@ def statistics(
     rows.statistics_kernel[(n,)](
         raw,
         raw.stride(0),
-        inputs.target,
-        inputs.class_weight,
+        labels.target,
+        labels.class_weight,
         result.lse,
         result.target_logit,
         result.logit_sum,
@@ -65,39 +72,42 @@ def statistics(
         result.prediction,
         vocab,
         *loss_scalars(loss),
-        **statistics_flags(inputs, loss, wanted),
+        **statistics_flags(labels, loss, wanted),
         BLOCK=min(STATISTICS_BLOCK, triton.next_power_of_2(vocab)),
         num_warps=STATISTICS_WARPS,
     )
     return result
 
 
-def gradient_(
-    raw: Tensor,  # [n, v] raw logits of columns first, first + 1, ...; overwritten by ∂L/∂a
-    inputs: Inputs,
+def gradient(
+    raw: Tensor,  # [n, v] raw logits of columns first, first + 1, ...
+    labels: Labels,
     stats: Statistics,
     coefficients: Coefficients,
     loss: LossSpec,
+    out: Tensor,  # [n, v] ∂L/∂a; may be raw itself
     first_column: int = 0,
 ) -> None:
-    """Turn raw logits into their gradient, in place."""
+    """Turn raw logits into their gradient."""
     n, width = raw.shape
     block = min(GRADIENT_BLOCK, triton.next_power_of_2(width))
     rows.gradient_kernel[(n, triton.cdiv(width, block))](
         raw,
         raw.stride(0),
+        out,
+        out.stride(0),
         stats.lse,
-        inputs.target,
+        labels.target,
         coefficients.a,
         coefficients.b,
         coefficients.c,
         coefficients.e,
-        inputs.class_weight,
+        labels.class_weight,
         first_column,
         width,
-        inputs.weight.shape[0],
+        labels.vocab,
         *loss_scalars(loss),
-        **gradient_flags(inputs, coefficients, loss),
+        **gradient_flags(labels, coefficients, loss),
         BLOCK=block,
         num_warps=GRADIENT_WARPS,
     )
@@ -116,7 +126,7 @@ def slab_gradient(
     slab = inputs.columns(columns)
     if tile is None:
         raw_logits(slab, out)
-        gradient_(out, inputs, stats, coefficients, loss, columns.start)
+        gradient(out, inputs, stats, coefficients, loss, out, columns.start)
     else:
         _tiled_slab_gradient(slab, inputs, stats, coefficients, loss, out, tile)
     _target_gradients(inputs, columns.start, stats, coefficients, loss, out)

@@ -1,9 +1,9 @@
-"""Row kernels: statistics of stored logits, merging of tile statistics, gradient in place.
+"""Row kernels: statistics of stored logits, merging of tile statistics, gradient.
 
 Algorithm: one online pass (Milakov and Gimelshein, 2018, arXiv:1805.02867) keeps the running
-maximum m and l = Σ exp(z - m); a second kernel writes G over the logits. Numerics: m starts at
--inf and a row that is still all -inf rescales by 1, not by exp(-inf + inf); columns past V are
--inf and never enter a sum; statistics are float32. Bytes: 2 read for statistics and 2 read,
+maximum m and l = Σ exp(z - m); a second kernel writes G, over the logits or elsewhere. Numerics: m
+starts at -inf and a row that is still all -inf rescales by 1, not by exp(-inf + inf); columns past
+V are -inf and never enter a sum; statistics are float32. Bytes: 2 read for statistics and 2 read,
 2 written for the gradient, per 16-bit logit; with tile statistics from the GEMM's epilogue the
 first read falls away. Row offsets are 64-bit.
 """
@@ -302,8 +302,10 @@ def gradient_of(
 
 @triton.jit
 def gradient_kernel(
-    raw_ptr,  # [n, v], overwritten
+    raw_ptr,  # [n, v]
     row_stride,
+    out_ptr,  # [n, v]; may be raw_ptr
+    out_stride,
     lse_ptr,  # [n]
     target_ptr,  # [n]
     a_ptr,  # [n]
@@ -325,8 +327,7 @@ def gradient_kernel(
     row = tl.program_id(0).to(tl.int64)
     local = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = local < width
-    places = raw_ptr + row * row_stride + local
-    raw = tl.load(places, mask=inside, other=0.0).to(tl.float32)
+    raw = tl.load(raw_ptr + row * row_stride + local, mask=inside, other=0.0).to(tl.float32)
     c = 0.0
     e = 0.0
     if HAS_C:
@@ -354,4 +355,5 @@ def gradient_kernel(
         HAS_E,
         HAS_CLASS_WEIGHT,
     )
-    tl.store(places, gradient.to(raw_ptr.dtype.element_ty), mask=inside)
+    places = out_ptr + row * out_stride + local
+    tl.store(places, gradient.to(out_ptr.dtype.element_ty), mask=inside)

@@ -97,14 +97,15 @@ def test_statistics_and_gradient_of_stored_logits(dtype, spec, features):
             exact, truth, row_weight.double(), spec, *(u.double() for u in upstreams)
         )
         ours, theirs, right = raw.clone(), raw.clone(), wide.clone()
-        triton_backend.gradient_(ours, inputs, plain, given, spec)
-        torch_backend.gradient_(theirs, inputs, plain, given, spec)
-        torch_backend.gradient_(right, exact, truth, exact_given, spec)
+        triton_backend.gradient(ours, inputs, plain, given, spec, out=ours)
+        torch_backend.gradient(theirs, inputs, plain, given, spec, out=theirs)
+        torch_backend.gradient(right, exact, truth, exact_given, spec, out=right)
         assert_as_exact("gradient", ours, theirs, right, dtype)
         assert not ours[7].any()
         parts = raw.clone()
         for columns in (slice(0, 97), slice(97, V)):
-            triton_backend.gradient_(parts[:, columns], inputs, plain, given, spec, columns.start)
+            part = parts[:, columns]
+            triton_backend.gradient(part, inputs, plain, given, spec, part, columns.start)
         assert torch.equal(parts.nan_to_num(7.0), ours.nan_to_num(7.0))
 
 
@@ -122,7 +123,7 @@ def test_bug_015_statistics_of_rows_with_minus_infinities():
     assert got.prediction[:3].tolist() == [3, 70, V - 1]
     assert (got.lse - got.mean_logit)[:3].tolist() == [0.0, 0.0, 0.0]
     given = losses.coefficients(inputs, got, torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0]), LossSpec())
-    triton_backend.gradient_(raw, inputs, got, given, LossSpec())
+    triton_backend.gradient(raw, inputs, got, given, LossSpec(), out=raw)
     assert not raw[:4].any()
     assert torch.allclose(raw[4].sum(), torch.tensor(0.0), atol=1e-6)
 
