@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from flce_tune import settings
+from flce_tune.dispatch import recording
 from flce_tune.dispatch.dispatcher import Dispatcher
 from flce_tune.dispatch.notices import Notices
 from flce_tune.dispatch.remote import RemoteSnapshots
@@ -22,25 +23,30 @@ def default_dispatcher() -> Dispatcher:
 
     It reads the tuning database and the shipped files once; with ``FLCE_TUNE_URL`` set, each
     device's first choice also asks that service, whose winners go before the database's. It
-    creates and changes no file but the copies of the service's snapshots. What cannot be read
+    creates no file but the copies of the service's snapshots, and changes none but, when the
+    process ends, the list of misses in the database (see ``recording``). What cannot be read
     gives one warning and is done without.
     """
     global _dispatcher
     if _dispatcher is None:
         with _lock:
             if _dispatcher is None:
-                _dispatcher = build_dispatcher(settings.load())
+                config = settings.load()
+                _dispatcher = build_dispatcher(config)
+                recording.record_at_exit(_dispatcher.misses, config)
     return _dispatcher
 
 
 def reset_default_dispatcher() -> None:
     """Forget the dispatcher, so that the next use reads settings and database anew.
 
-    For a process that has just swept or imported, and for tests.
+    For a process that has just swept or imported, and for tests. Misses not yet recorded are
+    forgotten, too.
     """
     global _dispatcher
     with _lock:
         _dispatcher = None
+        recording.forget()
 
 
 def build_dispatcher(config: Settings) -> Dispatcher:

@@ -1,7 +1,9 @@
 """The rules that turn a problem, a device and a snapshot into a choice.
 
 Tried in this order, each over Pareto fronts from near to far, each front from its fastest winner
-on; the first config that is valid here and fits the workspace limit is taken:
+on; the first config that is valid here and fits the workspace limit is taken. Without a limit,
+winners at most FRUGAL slower than their front's fastest go first, the smallest workspace before the
+others: nobody wants to pay gigabytes for a percent.
 
 1. **exact**: this device, this class of problems.
 2. **nearest tokens**: this device, the same D and V.
@@ -22,7 +24,7 @@ A choice is made for the upper end of the problem's bucket, so that it holds for
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flce_tune.dispatch.choice import Choice, Explanation, Rule, Skipped, Step
@@ -41,6 +43,7 @@ from flce_tune.tuning_db.records import (
 )
 
 MAX_RATIO = 8
+FRUGAL = 1.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,7 @@ def _try_rule(
     skipped: list[Skipped] = []
     found = 0
     for front in fronts:
-        for winner in front.winners:
+        for winner in _in_order(front.winners, search.query.workspace_limit):
             found += 1
             config = _judge(winner, front, search)
             if isinstance(config, Skipped):
@@ -129,6 +132,16 @@ def _try_rule(
         f"All {found} stored configs are skipped." if found else "Nothing comparable was measured."
     )
     return Step(rule, "nothing usable", detail, tuple(skipped)), None, ""
+
+
+def _in_order(winners: Sequence[Winner], workspace_limit: int | None) -> list[Winner]:
+    """The winners of a front in the order they are tried."""
+    if workspace_limit is not None or not winners:
+        return list(winners)
+    limit = FRUGAL * min(winner.measurement.median_ms or math.inf for winner in winners)
+    close = [w for w in winners if (w.measurement.median_ms or math.inf) <= limit]
+    close.sort(key=lambda winner: winner.measurement.workspace_bytes or 0)
+    return [*close, *(winner for winner in winners if winner not in close)]
 
 
 def _judge(winner: Winner, front: _Front, search: _Search) -> Config | Skipped:

@@ -200,6 +200,24 @@ def test_under_a_limit_a_fitting_neighbour_goes_before_the_default(
     assert (choice.rule, choice.config) == ("nearest tokens", small)
 
 
+def test_without_a_limit_memory_is_not_paid_for_three_percent(
+    make_dispatcher, make_winner, problem, h200
+):
+    full, long, short = Config("full"), chunked(256), chunked(128)
+
+    def winner(config, ms, workspace):
+        made = make_winner(config, ms)
+        return replace(made, measurement=replace(made.measurement, workspace_bytes=workspace))
+
+    dispatcher = make_dispatcher(
+        winner(full, 1.0, 400), winner(long, 1.02, 100), winner(short, 1.04, 50)
+    )
+    assert dispatcher.choose(problem, h200).config == long
+    assert dispatcher.choose(problem, h200, workspace_limit=1 << 50).config == full
+    hasty = make_dispatcher(winner(full, 1.0, 400), winner(long, 1.031, 100))
+    assert hasty.choose(problem, h200).config == full
+
+
 def test_if_nothing_fits_the_smallest_is_chosen_and_says_so(
     make_dispatcher, make_winner, problem, h200
 ):
