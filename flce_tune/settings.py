@@ -31,6 +31,9 @@ class Settings(BaseSettings):
     cache_dir: Path | None = None
     """Where downloaded snapshots are kept; None: the user cache directory."""
 
+    record_misses: bool = True
+    """Whether a process notes, when it ends, the problems it found no exact result for."""
+
     @property
     def database_url(self) -> str:
         """The SQLAlchemy URL of the tuning database."""

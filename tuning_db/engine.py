@@ -61,15 +61,22 @@ def _refused(url: str) -> StoreUnavailableError:
 class Database:
     """Connections to one database. Thread-safe; a forked child gets connections of its own."""
 
-    def __init__(self, url: str, *, create: bool = True, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        create: bool = True,
+        read_only: bool = False,
+        wait_seconds: float | None = None,
+    ) -> None:
         self.url = parse_url(url)
         self.read_only = read_only
         self.path = Path(str(self.url.database)) if self.is_sqlite else None
         if self.path is not None:
             _check_file(self.path, create and not read_only, self.url)
-            self._engine = _sqlite_engine(self.url, self.path, create, read_only)
+            self._engine = _sqlite_engine(self.url, self.path, create, read_only, wait_seconds)
         else:
-            self._engine = _postgresql_engine(self.url, read_only)
+            self._engine = _postgresql_engine(self.url, read_only, wait_seconds)
         self._writer = self._engine.execution_options(**{_WRITES: True})
         self._pid = os.getpid()
 
@@ -129,6 +136,10 @@ class Database:
             raise StoreUnavailableError(f"{where(self.url)} was opened read-only")
 
 
+def _wait(seconds: float | None) -> float:
+    return WAIT_SECONDS if seconds is None else seconds
+
+
 def _check_file(path: Path, create: bool, url: URL) -> None:
     if path.is_dir():
         raise StoreUnavailableError(
@@ -147,11 +158,13 @@ def _check_file(path: Path, create: bool, url: URL) -> None:
 _dumps = functools.partial(json.dumps, allow_nan=False)
 
 
-def _sqlite_engine(url: URL, path: Path, create: bool, read_only: bool) -> Engine:
+def _sqlite_engine(
+    url: URL, path: Path, create: bool, read_only: bool, wait_seconds: float | None
+) -> Engine:
     mode = "ro" if read_only else "rwc" if create else "rw"
     engine = create_engine(
         url,
-        creator=lambda: connect_sqlite(path, mode),
+        creator=lambda: connect_sqlite(path, mode, wait_seconds),
         poolclass=QueuePool,
         max_overflow=-1,  # a connection is a file handle; threads wait for the lock, not for one
         json_serializer=_dumps,
@@ -165,7 +178,7 @@ def _sqlite_engine(url: URL, path: Path, create: bool, read_only: bool) -> Engin
     return engine
 
 
-def connect_sqlite(path: Path, mode: str) -> sqlite3.Connection:
+def connect_sqlite(path: Path, mode: str, wait_seconds: float | None = None) -> sqlite3.Connection:
     """Open a SQLite file; ``mode`` is ro, rw or rwc (create), as in its URI."""
     query = f"mode={mode}"
     if mode == "ro" and _is_at_rest_in_a_read_only_folder(path):
@@ -173,7 +186,7 @@ def connect_sqlite(path: Path, mode: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"{path.as_uri()}?{query}",
         uri=True,
-        timeout=WAIT_SECONDS,
+        timeout=_wait(wait_seconds),
         isolation_level=None,  # the "begin" event says which BEGIN
         check_same_thread=False,  # the pool lends a connection to one thread at a time
     )
@@ -202,7 +215,7 @@ def _try_wal(connection: sqlite3.Connection, *, last_try: bool) -> bool:
     return True
 
 
-def _postgresql_engine(url: URL, read_only: bool) -> Engine:
+def _postgresql_engine(url: URL, read_only: bool, wait_seconds: float | None) -> Engine:
     try:
         engine = create_engine(
             url,
@@ -218,7 +231,7 @@ def _postgresql_engine(url: URL, read_only: bool) -> Engine:
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         if connection.get_execution_options().get(_WRITES, False):
-            wait_ms = int(WAIT_SECONDS * 1000)
+            wait_ms = int(_wait(wait_seconds) * 1000)
             connection.exec_driver_sql(f"SET LOCAL lock_timeout = {wait_ms}")
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
         elif read_only:

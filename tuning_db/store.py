@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from flce_tune.tuning_db import jobs, measurements, merging, rows, winners
-from flce_tune.tuning_db.engine import WAIT_SECONDS, Database
+from flce_tune.tuning_db import jobs, measurements, merging, rows, tokens, winners
+from flce_tune.tuning_db.engine import Database
 from flce_tune.tuning_db.faults import reading_rows
 from flce_tune.tuning_db.migrations import ensure_head
 from flce_tune.tuning_db.models import JobRow
@@ -22,7 +22,9 @@ from flce_tune.tuning_db.records import (
     Measurement,
     Miss,
     ProblemRecord,
+    Scope,
     Status,
+    Token,
     ToolchainRecord,
     Winner,
 )
@@ -46,7 +48,7 @@ class Store:
         *,
         create: bool = True,
         read_only: bool = False,
-        wait_seconds: float = WAIT_SECONDS,
+        wait_seconds: float | None = None,
     ) -> Store:
         """Open the database at a SQLAlchemy URL.
 
@@ -55,7 +57,7 @@ class Store:
             create: make what is missing: folders, file and tables. An empty file counts as
                 missing, since SQLite makes one before it writes.
             read_only: never write; implies ``create=False``.
-            wait_seconds: how long to wait for other writers before giving up.
+            wait_seconds: how long to wait for other writers before giving up; None: 30 s.
 
         Raises:
             StoreUnavailableError: it cannot be opened or created, or is not there.
@@ -172,6 +174,11 @@ class Store:
         with self._reading() as session:
             return winners.find_winners(session, device, architecture, problem)
 
+    def winners_version(self) -> int:
+        """Read a number that grows whenever winners change; cheap."""
+        with self._reading() as session:
+            return winners.version(session)
+
     def merge(self, records: Sequence[Measurement], front: Iterable[Winner]) -> tuple[int, int]:
         """Add what is not there yet; see ``merging.merge``."""
         with self._database.writing() as session:
@@ -281,6 +288,30 @@ class Store:
         with self._reading() as session:
             found = jobs.find_events(session, job_id, after_id, limit)
             return [rows.event_record(row) for row in found]
+
+    # Tokens of the service
+
+    def create_token(self, name: str, scope: Scope) -> str:
+        """Make a token and return it; it cannot be had again, only its digest is stored.
+
+        Raises:
+            ValueError: there is one of that name, revoked or not.
+        """
+        secret = tokens.generate()
+        with self._database.writing() as session:
+            tokens.add(session, name, tokens.digest(secret), scope)
+        return secret
+
+    def tokens(self) -> list[Token]:
+        """List all tokens, revoked ones too, oldest first."""
+        with self._reading() as session:
+            return [rows.token_record(row) for row in tokens.find_all(session)]
+
+    def revoke_token(self, name: str) -> Token | None:
+        """Make a token useless for good; None: there is none of that name."""
+        with self._database.writing() as session:
+            row = tokens.revoke(session, name)
+            return None if row is None else rows.token_record(row)
 
     @contextmanager
     def _reading(self) -> Iterator[Session]:

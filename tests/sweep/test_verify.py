@@ -128,3 +128,20 @@ def test_a_problem_this_version_does_not_know_is_an_error_of_its_own(planted, st
     first, second = verify([[strange], tuned], store, cpu, HERE, make_bench=planted.Impatient)
     assert "float3" in first.error
     assert second.error is None
+
+
+def test_a_tie_demotes_nobody(planted, store, problem, cpu, tuned):
+    def alike(asked, device, seed):
+        bench = planted.Impatient(asked, device, seed)
+        fine = bench.trial
+        bench.trial = lambda config: dataclasses.replace(fine(config), workspace_bytes=1000)
+        bench.ms = lambda config: 10.0
+        return bench
+
+    default = strategies.default(problem, describe_device(cpu))
+    other = next(c for c in strategies.space(problem, describe_device(cpu)) if c != default)
+    measured = store.add_measurement(
+        dataclasses.replace(tuned[0].measurement, id=None, config=other.to_dict())
+    )
+    verify([[Winner(measured)]], store, cpu, HERE, make_bench=alike)
+    assert configs(store.winners()) == [other]
