@@ -23,6 +23,7 @@ from flce_tune.tuning_db.models import (
     JobRow,
     MeasurementRow,
     MissRow,
+    TokenRow,
     WinnerRow,
 )
 
@@ -32,6 +33,7 @@ _READERS: tuple[tuple[type[Base], Callable[[Any], object]], ...] = (
     (MissRow, rows.miss_record),
     (JobRow, rows.job_record),
     (JobEventRow, rows.event_record),
+    (TokenRow, rows.token_record),
 )
 
 

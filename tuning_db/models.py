@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from sqlalchemy.types import TypeDecorator
 
-from flce_tune.tuning_db.records import JobState, Status
+from flce_tune.tuning_db.records import JobState, Scope, Status
 
 BIG_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only INTEGER keys itself
 
@@ -78,6 +78,7 @@ class Base(DeclarativeBase):
         float: Double(),
         Status: _text_enum(Status),
         JobState: _text_enum(JobState),
+        Scope: _text_enum(Scope),
         dict[str, Any]: JSON(),
         list[float]: JSON(),
     }
@@ -234,3 +235,25 @@ class JobEventRow(Base):
     kind: Mapped[str]
     data: Mapped[dict[str, Any]]
     created_at: Mapped[datetime]
+
+
+class TokenRow(Base):
+    """Who may use the service. A revoked token keeps its row, and so its name."""
+
+    __tablename__ = "token"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    digest: Mapped[str] = mapped_column(unique=True)
+    scope: Mapped[Scope]
+    created_at: Mapped[datetime]
+    revoked_at: Mapped[datetime | None]
+
+
+class CounterRow(Base):
+    """How often something has changed; the revision that made the table made its rows."""
+
+    __tablename__ = "counter"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[int] = mapped_column(BigInteger)

@@ -196,3 +196,27 @@ def canonical_config(config: Mapping[str, Any]) -> str:
         return json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"a config must be plain JSON ({error}), got {config!r}") from error
+
+
+class Scope(str, enum.Enum):
+    """What a token allows; each allows what those before it do, too."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    ADMIN = "admin"
+
+    def covers(self, other: Scope) -> bool:
+        """Whether this is enough where ``other`` is needed."""
+        scopes = list(Scope)
+        return scopes.index(self) >= scopes.index(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of the service, without the secret: only its digest is known."""
+
+    name: str
+    digest: str  # SHA-256, hex
+    scope: Scope
+    created_at: datetime
+    revoked_at: datetime | None = None

@@ -17,6 +17,7 @@ from flce_tune.tuning_db.records import (
     Measurement,
     Miss,
     ProblemRecord,
+    Token,
     ToolchainRecord,
     Winner,
     canonical_config,
@@ -161,3 +162,8 @@ def event_record(row: models.JobEventRow) -> JobEvent:
     return JobEvent(
         id=row.id, job_id=row.job_id, kind=row.kind, data=row.data, created_at=row.created_at
     )
+
+
+def token_record(row: models.TokenRow) -> Token:
+    """Turn a row into a record."""
+    return Token(row.name, row.digest, row.scope, row.created_at, row.revoked_at)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import delete, func, literal, select
+from sqlalchemy import delete, func, literal, select, update
 from sqlalchemy.orm import Session
 
 from flce_tune.tuning_db import rows
 from flce_tune.tuning_db.identities import Identities, find_device, find_problem
 from flce_tune.tuning_db.measurements import matching
-from flce_tune.tuning_db.models import DeviceRow, MeasurementRow, MissRow, WinnerRow
+from flce_tune.tuning_db.models import CounterRow, DeviceRow, MeasurementRow, MissRow, WinnerRow
 from flce_tune.tuning_db.records import DeviceRecord, Miss, ProblemRecord, Status, Winner
+
+_COUNTS_WINNERS = CounterRow.name == "winners"
 
 
 def replace_winners(
@@ -43,7 +45,13 @@ def replace_winners(
                 updated_at=now,
             )
         )
+    session.execute(update(CounterRow).where(_COUNTS_WINNERS).values(value=CounterRow.value + 1))
     session.flush()
+
+
+def version(session: Session) -> int:
+    """Read the number that grows whenever winners change."""
+    return session.scalars(select(CounterRow.value).where(_COUNTS_WINNERS)).one()
 
 
 def find_winners(

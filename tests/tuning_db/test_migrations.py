@@ -1,9 +1,12 @@
+import contextlib
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -12,6 +15,7 @@ from sqlalchemy import CheckConstraint, inspect
 from flce_tune.errors import SchemaMismatchError
 from flce_tune.tuning_db import migrations
 from flce_tune.tuning_db.engine import Database
+from flce_tune.tuning_db.maintenance import check_integrity
 from flce_tune.tuning_db.models import Base
 from flce_tune.tuning_db.store import Store
 
@@ -20,8 +24,8 @@ NEXT = '''"""Add a column."""
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "9999"
+down_revision = "HEAD"
 branch_labels = None
 depends_on = None
 
@@ -36,11 +40,11 @@ def next_version(monkeypatch, tmp_path):
     """Call it to be the version after this one, which has one revision more."""
     scripts = tmp_path / "next%version" / "migrations"
     shutil.copytree(migrations.SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
-    (scripts / "versions" / "0002_next.py").write_text(NEXT)
+    (scripts / "versions" / "9999_next.py").write_text(NEXT.replace("HEAD", migrations.HEAD))
 
     def become_next() -> None:
         monkeypatch.setattr(migrations, "SCRIPTS", scripts)
-        monkeypatch.setattr(migrations, "HEAD", "0002")
+        monkeypatch.setattr(migrations, "HEAD", "9999")
 
     return become_next
 
@@ -86,15 +90,52 @@ def test_nothing_there_yet(url):
 def test_an_older_database_waits_for_its_owner_and_keeps_its_rows(url, measured, next_version):
     with Store.open(url) as store:
         store.add_measurement(measured(3.0))
+    before = migrations.HEAD
     next_version()
     for create in (True, False):
-        with pytest.raises(SchemaMismatchError, match=r"revision 0001.*needs 0002.*db upgrade"):
+        with pytest.raises(
+            SchemaMismatchError, match=rf"revision {before}.*needs 9999.*db upgrade"
+        ):
             Store.open(url, create=create)
-    assert migrations.current(url) == "0001"
-    assert migrations.upgrade(url) == "0002"
+    assert migrations.current(url) == before
+    assert migrations.upgrade(url) == "9999"
     with Store.open(url) as store:
         assert [m.median_ms for m in store.measurements()] == [3.0]
         store.add_measurement(measured())
+
+
+def test_a_database_of_the_first_revision_is_brought_up_with_all_its_rows(sqlite_path):
+    with contextlib.closing(sqlite3.connect(sqlite_path)) as connection:
+        connection.executescript((Path(__file__).parent / "revisions" / "0001.sql").read_text())
+    url = f"sqlite:///{sqlite_path}"
+    with pytest.raises(SchemaMismatchError, match="revision 0001"):
+        Store.open(url)
+    assert migrations.upgrade(url) == migrations.HEAD
+    assert check_integrity(url) == []
+    with Store.open(url) as store:
+        assert [m.median_ms for m in store.measurements()] == [1.5, None]
+        (winner,) = store.winners()
+        assert (winner.measurement.id, winner.default_ms, winner.eager_ms) == (1, 2.0, 3.0)
+        assert [miss.count for miss in store.misses()] == [3]
+        (job,) = store.jobs()
+        assert [event.kind for event in store.events(job.id)] == ["state", "state", "measurement"]
+        before = store.winners_version()
+        store.set_winners(winner.measurement.device, winner.measurement.problem, [winner])
+        assert store.winners_version() == before + 1
+        assert store.tokens() == []
+
+
+def test_the_first_revision_is_brought_up_on_either_database(url):
+    database = Database(url)
+    with database.migrating() as connection:
+        config = migrations.alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+    database.close()
+    assert migrations.current(url) == "0001"
+    assert migrations.upgrade(url) == migrations.HEAD
+    with Store.open(url) as store:
+        assert store.winners_version() == 0
 
 
 def test_a_newer_database_is_left_alone(url, next_version, monkeypatch):
@@ -103,20 +144,21 @@ def test_a_newer_database_is_left_alone(url, next_version, monkeypatch):
         Store.open(url).close()
     monkeypatch.undo()
     for action in (Store.open, migrations.upgrade):
-        with pytest.raises(SchemaMismatchError, match=r"0002.*newer version.*pip install -U"):
+        with pytest.raises(SchemaMismatchError, match=r"9999.*newer version.*pip install -U"):
             action(url)
-    assert migrations.current(url) == "0002"
+    assert migrations.current(url) == "9999"
 
 
 def test_a_failing_migration_changes_nothing(url, measured, next_version):
     with Store.open(url) as store:
         store.add_measurement(measured())
+    before = migrations.HEAD
     next_version()
-    script = migrations.SCRIPTS / "versions" / "0002_next.py"
+    script = migrations.SCRIPTS / "versions" / "9999_next.py"
     script.write_text(script.read_text() + "    raise RuntimeError('power cut')\n")
     with pytest.raises(RuntimeError, match="power cut"):
         migrations.upgrade(url)
-    assert migrations.current(url) == "0001"
+    assert migrations.current(url) == before
     database = Database(url)
     with database.reading() as session:
         columns = {c["name"] for c in inspect(session.connection()).get_columns("measurement")}
