@@ -13,11 +13,11 @@ import torch
 from flce_tune import settings
 from flce_tune.dispatch import Explanation, default_dispatcher
 from flce_tune.kernels import selection
-from flce_tune.kernels.call import LossOutputs
 from flce_tune.kernels.config import Config, Tile
 from flce_tune.kernels.module import LinearCrossEntropy
 from flce_tune.kernels.op import linear_cross_entropy, linear_logprobs
 from flce_tune.kernels.problem import Device, Problem, describe_device
+from flce_tune.kernels.reduction import LossOutputs
 
 __all__ = [
     "Config",

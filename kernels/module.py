@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from flce_tune.kernels.arguments import check_loss
-from flce_tune.kernels.call import LossOutputs
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.op import linear_cross_entropy
 from flce_tune.kernels.problem import Accumulate
+from flce_tune.kernels.reduction import LossOutputs
 from flce_tune.kernels.values import LossSpec
 
 

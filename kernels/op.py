@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from flce_tune.kernels.arguments import check_loss, check_tensors
-from flce_tune.kernels.call import Call, LossOutputs
+from flce_tune.kernels.call import Call
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Accumulate
+from flce_tune.kernels.reduction import LossOutputs, Reduction
 from flce_tune.kernels.values import LossSpec
 
 
@@ -83,24 +83,18 @@ def linear_cross_entropy(
     loss = LossSpec(ignore_index, float(label_smoothing), softcap, logit_scale, float(z_loss))
     check_tensors(x, weight, target, bias, class_weight, token_weight)
     check_loss(loss, reduction, accumulate, outputs)
-    if return_lse and outputs:
-        raise ValueError("return_lse and outputs exclude each other: the first is differentiable")
-    if divisor is not None and reduction != "mean":
-        raise ValueError(f'divisor goes with reduction="mean", got {reduction!r}')
-    if shift:
-        target, token_weight = _shifted(x, target, token_weight, ignore_index)
-    shape = target.shape
-    call = Call(
-        x.reshape(-1, x.shape[-1]), weight, target.reshape(-1), bias, class_weight,
-        None if token_weight is None else token_weight.reshape(-1),
-        loss, tuple(outputs), check_targets, accumulate, workspace_limit, config,
+    asked = Reduction.of_call(
+        x, target, class_weight, token_weight, loss, reduction, divisor, outputs,
+        return_lse=return_lse, shift=shift,
     )  # fmt: skip
-    differentiable_rows = reduction == "none" or return_lse
-    if token_weight is not None and token_weight.requires_grad:
-        differentiable_rows = True
-    if not differentiable_rows:
-        return call.reduced(reduction, divisor, shape, drop_last=shift)
-    return call.per_row(reduction, divisor, shape, return_lse=return_lse, drop_last=shift)
+    call = Call(
+        x.reshape(-1, x.shape[-1]), weight, bias, asked, check_targets, accumulate,
+        workspace_limit, config,
+    )  # fmt: skip
+    differentiable_weights = token_weight is not None and token_weight.requires_grad
+    if reduction == "none" or return_lse or differentiable_weights:
+        return call.per_row(return_lse=return_lse)
+    return call.reduced()
 
 
 def linear_logprobs(
@@ -140,23 +134,12 @@ def linear_logprobs(
     loss = LossSpec(ignore_index, softcap=softcap, logit_scale=1.0 / temperature)
     check_tensors(x, weight, target, bias, None, None)
     check_loss(loss, "none", accumulate, ())
-    call = Call(
-        x.reshape(-1, x.shape[-1]), weight, target.reshape(-1), bias, None, None,
-        loss, ("entropy",) if entropy else (), False, accumulate, workspace_limit, config,
+    asked = Reduction.of_call(
+        x, target, None, None, loss, "none", None, ("entropy",) if entropy else (),
+        return_lse=False, shift=False,
     )  # fmt: skip
+    call = Call(
+        x.reshape(-1, x.shape[-1]), weight, bias, asked, False, accumulate, workspace_limit, config
+    )
     rows, _, entropies, _ = call.rows()
     return -rows.view(target.shape), entropies.view(target.shape) if entropy else None
-
-
-def _shifted(
-    x: Tensor, target: Tensor, token_weight: Tensor | None, ignore_index: int
-) -> tuple[Tensor, Tensor | None]:
-    """Move labels one position left; the last position counts no more."""
-    if x.dim() < 2:
-        raise ValueError(f"shift needs x [..., T, D], got {tuple(x.shape)}")
-    moved = torch.full_like(target, ignore_index)
-    moved[..., :-1] = target[..., 1:]
-    if token_weight is not None:
-        last = torch.zeros_like(token_weight[..., :1])
-        token_weight = torch.cat((token_weight[..., 1:], last), dim=-1)
-    return moved, token_weight

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from flce_tune.kernels import strategies
-from flce_tune.kernels.call import LossOutputs
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.op import linear_cross_entropy
 from flce_tune.kernels.problem import Problem
+from flce_tune.kernels.reduction import LossOutputs
 from flce_tune.sweep.check import Checker, WrongResultError, poisoned
 from flce_tune.sweep.inputs import make_inputs, plain_loss
 from flce_tune.sweep.resources import watched_kernels
