@@ -41,6 +41,14 @@ def sweep(
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, metavar="SECONDS", help="For one config.")
     ] = 60.0,
+    missed: Annotated[
+        bool,
+        typer.Option(
+            "--missed",
+            help="What training on this device asked for and found no exact result of. "
+            "Instead of the options of a problem.",
+        ),
+    ] = False,
     train_step: Annotated[
         bool,
         typer.Option("--train-step", help="Then train one step with the config that was stored."),
@@ -54,6 +62,7 @@ def sweep(
     from flce_tune.cli.console import messages, print_error, print_json, print_text
     from flce_tune.cli.database import load_settings, open_for_writing
     from flce_tune.cli.interrupt import stop_on_signal
+    from flce_tune.cli.missed import clear_misses, missed_problems
     from flce_tune.cli.progress import reporting
     from flce_tune.cli.selection import Selection
     from flce_tune.cli.targets import local_device
@@ -62,10 +71,11 @@ def sweep(
     from flce_tune.sweep.events import SweepOptions
     from flce_tune.sweep.sweep import sweep as run_sweep
 
-    problems = Selection(
+    selection = Selection(
         preset, from_model, tokens, hidden, vocab, dtype, mode, accumulate, features
-    ).problems()
+    )
     target = local_device(device)
+    problems = missed_problems(selection, target) if missed else selection.problems()
     if train_step:
         _refuse_train_step(problems)
     effort = SweepOptions(
@@ -84,6 +94,7 @@ def sweep(
         stop_on_signal(lambda: console.print("stopping ...")) as stopped,
     ):
         report = run_sweep(problems, store, target, effort, events=events, should_stop=stopped)
+        clear_misses(report, store, target)
     step = _train(report, target) if train_step and not report.interrupted else None
     if as_json:
         print_json(_as_json(report, str(where), target, step))

@@ -20,7 +20,7 @@ CUSTOM = ("--hidden", "64", "--vocab", "256", "--tokens", "32")
         (("best", "--preset", "llama3-8b", *CUSTOM), "one of three ways"),
         (("best", "--hidden", "64", "--tokens", "32"), "go together"),
         (("best", *CUSTOM, "--features", "magic"), "label_smoothing"),
-        (("best", *CUSTOM, "--device", "h100"), "none yet"),
+        (("best", *CUSTOM, "--device", "h100"), "no results of a device called 'h100'"),
         (("best", *CUSTOM, "--workspace-limit", "5 bananas"), "256MiB"),
         (("best", "--from-model", "/nowhere/config.json", "--tokens", "8"), "/nowhere/config.json"),
         (("sweep", "--preset", "demo", "--tokens", "0"), "positive integer"),
