@@ -14,6 +14,7 @@ from flce_tune import settings
 from flce_tune.dispatch import Explanation, default_dispatcher
 from flce_tune.kernels import selection
 from flce_tune.kernels.config import Config, Tile
+from flce_tune.kernels.given_logits import cross_entropy
 from flce_tune.kernels.module import LinearCrossEntropy
 from flce_tune.kernels.op import linear_cross_entropy, linear_logprobs
 from flce_tune.kernels.problem import Device, Problem, describe_device
@@ -25,6 +26,7 @@ __all__ = [
     "LossOutputs",
     "Problem",
     "Tile",
+    "cross_entropy",
     "explain",
     "linear_cross_entropy",
     "linear_logprobs",

@@ -14,7 +14,7 @@ from flce_tune.kernels import loss as losses
 from flce_tune.kernels.limits import ALIGNMENT
 from flce_tune.kernels.loss import statistics_dtype
 from flce_tune.kernels.problem import DTYPE_NAMES, FEATURES, Accumulate, Mode, Problem
-from flce_tune.kernels.values import Inputs, LossSpec, Wanted
+from flce_tune.kernels.values import GivenLogits, Inputs, LossSpec, Wanted
 
 REDUCTIONS = ("mean", "sum", "none")
 ACCUMULATE = ("fp32", "weight_dtype")
@@ -35,23 +35,10 @@ def check_tensors(
         TypeError: not a tensor, or a dtype that is not accepted.
         ValueError: a shape or a device that does not fit.
     """
-    given = {"x": x, "weight": weight, "target": target}
-    optional = {"bias": bias, "class_weight": class_weight, "token_weight": token_weight}
-    given |= {name: tensor for name, tensor in optional.items() if tensor is not None}
-    for name, tensor in given.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
-        if hasattr(tensor, "full_tensor"):  # a DTensor, known without importing torch.distributed
-            raise TypeError(f"{name} must hold all of its rows, got a DTensor: pass the result of "
-                            f"{name}.full_tensor(), gathered before the call")  # fmt: skip
-        if tensor.device != x.device:
-            raise ValueError(f"{name} is on {tensor.device}, x is on {x.device}: move one of them")
-        if name == "target":
-            if tensor.dtype not in (torch.int64, torch.int32):
-                raise TypeError(f"target must be int64 or int32, got {tensor.dtype}")
-        elif tensor.dtype not in DTYPE_NAMES:
-            raise TypeError(f"{name} must be one of {sorted(DTYPE_NAMES.values())}, "
-                            f"got {tensor.dtype}")  # fmt: skip
+    _check_each(
+        {"x": x, "weight": weight, "target": target},
+        {"bias": bias, "class_weight": class_weight, "token_weight": token_weight},
+    )
     if weight.dim() != 2:
         hint = _unmaterialised(weight)
         raise ValueError(f"weight must be [V, D], got shape {tuple(weight.shape)}{hint}")
@@ -65,10 +52,62 @@ def check_tensors(
         )
     _require_shape("target", target, tuple(x.shape[:-1]), "x without its last dimension")
     _require_shape("bias", bias, (vocab,), "[V]")
+    _check_weights(target, vocab, class_weight, token_weight)
+
+
+def check_logits(
+    logits: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    token_weight: Tensor | None,
+) -> None:
+    """Check types, shapes, dtypes and devices of given logits and what belongs to them.
+
+    Raises:
+        TypeError: not a tensor, or a dtype that is not accepted.
+        ValueError: a shape or a device that does not fit.
+    """
+    _check_each(
+        {"logits": logits, "target": target},
+        {"class_weight": class_weight, "token_weight": token_weight},
+    )
+    if logits.dim() < 1 or logits.shape[-1] == 0:
+        raise ValueError(f"logits must be [..., V] with V > 0, got {tuple(logits.shape)}")
+    _require_shape(
+        "target", target, tuple(logits.shape[:-1]), "logits without their last dimension"
+    )
+    _check_weights(target, logits.shape[-1], class_weight, token_weight)
+
+
+def _check_weights(
+    target: Tensor, vocab: int, class_weight: Tensor | None, token_weight: Tensor | None
+) -> None:
     _require_shape("class_weight", class_weight, (vocab,), "[V]")
     _require_shape("token_weight", token_weight, tuple(target.shape), "target's shape")
     if class_weight is not None and class_weight.requires_grad:
         raise ValueError("class_weight must not require grad: its gradient is not computed")
+
+
+def _check_each(required: dict[str, Tensor], optional: dict[str, Tensor | None]) -> None:
+    """Check types, dtypes and devices; the first tensor says which device."""
+    first, like = next(iter(required.items()))
+    given = required | {name: tensor for name, tensor in optional.items() if tensor is not None}
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if hasattr(tensor, "full_tensor"):  # a DTensor, known without importing torch.distributed
+            raise TypeError(f"{name} must hold all of its rows, got a DTensor: pass the result of "
+                            f"{name}.full_tensor(), gathered before the call")  # fmt: skip
+        if tensor.device != like.device:
+            raise ValueError(
+                f"{name} is on {tensor.device}, {first} is on {like.device}: move one of them"
+            )
+        if name == "target":
+            if tensor.dtype not in (torch.int64, torch.int32):
+                raise TypeError(f"target must be int64 or int32, got {tensor.dtype}")
+        elif tensor.dtype not in DTYPE_NAMES:
+            raise TypeError(f"{name} must be one of {sorted(DTYPE_NAMES.values())}, "
+                            f"got {tensor.dtype}")  # fmt: skip
 
 
 def _require_shape(name: str, tensor: Tensor | None, shape: tuple[int, ...], rule: str) -> None:
@@ -143,9 +182,9 @@ def launching_on(device: torch.device) -> Iterator[None]:
             yield
 
 
-def direct(x: Tensor, weight: Tensor) -> bool:
+def direct(*tensors: Tensor) -> bool:
     """Whether a call may skip the dispatcher's custom op: plain tensors, nobody tracing."""
-    plain = type(x) is Tensor and type(weight) in (Tensor, torch.nn.Parameter) and not x.is_meta
+    plain = all(type(t) in (Tensor, torch.nn.Parameter) and not t.is_meta for t in tensors)
     return plain and not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
 
 
@@ -162,12 +201,28 @@ def prepare(
         weight=_rows_aligned(weight),
         target=target.contiguous(),
         bias=None if bias is None else bias.contiguous(),
-        class_weight=(
-            None
-            if class_weight is None
-            else class_weight.to(statistics_dtype(x.dtype)).contiguous()
-        ),
+        class_weight=_class_weight(class_weight, x.dtype),
     )
+
+
+def prepare_logits(
+    logits: Tensor,  # [N, V]
+    target: Tensor,  # [N]
+    class_weight: Tensor | None,
+) -> GivenLogits:
+    """Lay given logits out as the row kernels need them: copies them only for the last stride."""
+    fits = logits.stride(1) == 1 or logits.shape[1] == 1
+    return GivenLogits(
+        raw=logits if fits else logits.contiguous(),
+        target=target.contiguous(),
+        class_weight=_class_weight(class_weight, logits.dtype),
+    )
+
+
+def _class_weight(class_weight: Tensor | None, compute: torch.dtype) -> Tensor | None:
+    if class_weight is None:
+        return None
+    return class_weight.to(statistics_dtype(compute)).contiguous()
 
 
 def _rows_aligned(tensor: Tensor) -> Tensor:

@@ -63,9 +63,14 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def has_kernels(tensor: Tensor) -> bool:
+    """Whether Triton kernels compute on tensors like this one."""
+    return tensor.device.type == "cuda" and tensor.dtype != torch.float64 and has_triton()
+
+
 def backend_of(tensor: Tensor) -> Backend:
     """Choose the primitives for tensors like this one."""
-    if tensor.device.type == "cuda" and tensor.dtype != torch.float64 and has_triton():
+    if has_kernels(tensor):
         from flce_tune.kernels.triton import backend as triton_backend
 
         return triton_backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flce_tune.kernels.backends import has_triton
+from flce_tune.kernels.backends import has_kernels
 
 
 class _Scale(torch.autograd.Function):
@@ -37,9 +37,9 @@ def scaled(
         return _Scale.apply(tensor, linked, dtype)  # type: ignore[no-any-return, no-untyped-call]
     if type(tensor) is not Tensor:  # somebody traces: a plain product is what can be compiled
         return (tensor.to(factor.dtype) * factor).to(dtype)
-    if tensor.dtype != dtype or _graph_is_kept():
+    if tensor.dtype != dtype or graph_is_kept():
         return _product(tensor, factor, dtype)
-    if _has_kernel(tensor):
+    if has_kernels(tensor):
         from flce_tune.kernels.triton.scale import scale_unless_one
 
         with torch.cuda.device(tensor.device):
@@ -50,7 +50,7 @@ def scaled(
 
 
 def _product(tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    if _has_kernel(tensor):
+    if has_kernels(tensor):
         from flce_tune.kernels.triton.scale import scale_to
 
         with torch.cuda.device(tensor.device):
@@ -58,11 +58,7 @@ def _product(tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     return (tensor * factor).to(dtype)
 
 
-def _has_kernel(tensor: Tensor) -> bool:
-    return tensor.device.type == "cuda" and has_triton() and tensor.dtype != torch.float64
-
-
-def _graph_is_kept() -> bool:
+def graph_is_kept() -> bool:
     """Whether the running backward keeps its graph; True where torch cannot tell."""
     probe = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if probe is None else bool(probe())
