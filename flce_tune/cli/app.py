@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from flce_tune.cli import db, interchange, lookup, machine, serve, show, sweep, verify
+from flce_tune.cli import db, interchange, lookup, machine, serve, show, sweep, token, verify
 from flce_tune.cli.exits import INTERRUPTED, code_of
 from flce_tune.errors import FlceTuneError, InvalidConfigError, UnknownStrategyError
 from flce_tune.version import __version__
@@ -62,6 +62,7 @@ app.command()(machine.presets)
 app.command()(machine.space)
 app.add_typer(db.app, name="db")
 app.command()(serve.serve)
+app.add_typer(token.app, name="token")
 
 
 def _print_version(wanted: bool) -> None:

@@ -16,12 +16,13 @@ def serve(
         bool,
         typer.Option("--jobs/--no-jobs", help="Run queued jobs here, or leave them to others."),
     ] = True,
+    private: Annotated[bool, typer.Option("--private", help="Reads need a token, too.")] = False,
     insecure: Annotated[
         bool,
         typer.Option("--insecure", help="Listen beyond loopback although anybody may write."),
     ] = False,
 ) -> None:
-    """Serve results and tuning jobs to the team. Set FLCE_TUNE_TOKEN to the token of writers."""
+    """Serve results and tuning jobs to the team; `flce-tune token` says who may write."""
     from flce_tune.cli.database import load_settings
 
     try:
@@ -38,6 +39,7 @@ def serve(
             host=host,
             port=port,
             token=config.token,
+            private=private,
             insecure=insecure,
             run_jobs=jobs,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio.to_thread
 import uvicorn
@@ -11,6 +12,7 @@ from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
 from flce_tune.service import errors, logs, openapi
+from flce_tune.service.auth import Gate, Reader
 from flce_tune.service.body_limit import BodyLimit
 from flce_tune.service.lookup import Lookup
 from flce_tune.service.metrics import Metrics
@@ -37,8 +39,13 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(Observe, metrics=app.state.metrics)
     errors.install(app)
-    for module in (health, jobs, results, snapshots, dashboard, api_page):
+    for module in (health, api_page):
         app.include_router(module.router)
+    private: dict[str, Any] = {}
+    if settings.private:
+        private = {"dependencies": [Reader], "responses": errors.responses(401, 403, 429)}
+    for router in (jobs.router, results.router, snapshots.router, dashboard.router, health.figures):
+        app.include_router(router, **private)
     api_page.mount_assets(app)
     app.mount("/static", StaticFiles(packages=[(__package__, "static")]), name="static")
     openapi.install(app)
@@ -54,6 +61,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     metrics.watch(store)
     runner = JobRunner(store, settings, metrics, lookup.forget) if settings.run_jobs else None
     app.state.store = store
+    app.state.gate = Gate(store, settings, metrics)
     app.state.lookup = lookup
     app.state.runner = runner
     if runner is not None:
@@ -71,9 +79,11 @@ def run(settings: ServiceSettings) -> None:
 
     Raises:
         StoreError: the database cannot be used; raised before anything listens.
+        ServiceError: anybody beyond this machine could write.
     """
     logs.configure()
-    Store.open(settings.database_url).close()
+    with Store.open(settings.database_url) as store:
+        settings.refuse_exposure(has_tokens=bool(store.tokens()))
     uvicorn.run(
         create_app(settings),
         host=settings.host,

@@ -232,7 +232,9 @@ class JobRequest(BaseModel):
     dtype: DtypeName | None = Field(None, description="by default the preset's own")
     mode: Mode = Field("train", description="for a preset")
     options: JobOptions = JobOptions()
-    priority: int = Field(0, ge=-1000, le=1000, description="larger runs first")
+    priority: int = Field(
+        0, ge=-1000, le=1000, description="larger runs first; above 0 needs scope admin"
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> JobRequest:

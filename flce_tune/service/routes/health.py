@@ -12,6 +12,7 @@ from flce_tune.service.runner import JobRunner
 from flce_tune.version import __version__
 
 router = APIRouter(tags=["health"])
+figures = APIRouter(tags=["health"])
 
 
 class Health(BaseModel):
@@ -37,7 +38,7 @@ def ready(request: Request, store: StoreDep) -> Health:
     return Health(status="ready", version=__version__)
 
 
-@router.get(
+@figures.get(
     "/metrics",
     response_class=Response,
     responses={200: {"description": "for Prometheus", "content": {"text/plain": {}}}},

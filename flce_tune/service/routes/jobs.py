@@ -9,12 +9,12 @@ from uuid import UUID
 
 import anyio
 import anyio.to_thread
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from flce_tune.errors import UnknownStrategyError
 from flce_tune.kernels import strategies
-from flce_tune.service.auth import Writer
+from flce_tune.service.auth import Submitter, SubmitterDep, require_admin
 from flce_tune.service.dependencies import SettingsDep, StoreDep
 from flce_tune.service.errors import ApiError, invalid, not_found, responses
 from flce_tune.service.lookup import preset_of
@@ -31,17 +31,20 @@ EventId = Annotated[int, Header(alias="Last-Event-ID", ge=0, le=2**63 - 1)]
 @router.post(
     "",
     status_code=202,
-    dependencies=[Writer],
-    responses=responses(401, 404, 409, 413, 422, 503)
+    responses=responses(401, 403, 404, 409, 413, 422, 429, 503)
     | {202: {"headers": {"Location": {"schema": {"type": "string"}}}}},
 )
 def submit(
     body: JobRequest,
     store: StoreDep,
+    request: Request,
     response: Response,
+    scope: SubmitterDep,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
 ) -> JobView:
     """Queue a job. The same Idempotency-Key again answers with the job it made the first time."""
+    if body.priority > 0:
+        require_admin(request, scope)
     spec = _spec(body).model_dump(mode="json")
     job = store.submit_job(spec, priority=body.priority, idempotency_key=idempotency_key)
     if job.spec != spec:
@@ -82,8 +85,8 @@ def inspect(job_id: UUID, store: StoreDep) -> JobView:
 @router.post(
     "/{job_id}/cancel",
     status_code=202,
-    dependencies=[Writer],
-    responses=responses(401, 404, 409, 422, 503),
+    dependencies=[Submitter],
+    responses=responses(401, 403, 404, 409, 422, 429, 503),
 )
 def cancel(job_id: UUID, store: StoreDep) -> JobView:
     """Cancel a job: a queued one at once, a running one as soon as its worker has stopped."""
