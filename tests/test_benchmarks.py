@@ -1,5 +1,6 @@
 """Each benchmark script runs on a CPU in miniature, and its measurements mean what they say."""
 
+import importlib.util
 import json
 import sys
 import time
@@ -317,3 +318,52 @@ def test_the_corpus_is_the_same_each_time_and_as_long_as_asked():
     assert first == collect(50_000)
     assert len(first.text.encode()) >= 50_000
     assert collect(200_000).text.startswith(first.text)
+
+
+# exactness
+
+
+def load_exactness():
+    """By path: the tests have a module of that name too."""
+    spec = importlib.util.spec_from_file_location("bench_exactness", SCRIPTS / "exactness.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_exactness_sees_what_accumulators_do_and_says_what_is_missing(tmp_path):
+    exactness = load_exactness()
+    out = tmp_path / "deep" / "exactness.json"
+    arguments = ["--shapes", "256,16,200", "--device", "cpu", "--out", str(out)]
+    assert exactness.main([*arguments, "--dtypes", "bfloat16"]) == 0
+    document = json.loads(out.read_text())
+    assert document["schema"] == exactness.SCHEMA
+    by_case = {(r["kind"], r["data"]): r["rows"] for r in document["results"]}
+    for data in ("flat", "peaked"):
+        _, plain, *ours = by_case["strategies", data]  # its logits widened: the stricter one
+        assert {row["name"] for row in ours} == {"chunked", "full", "recompute"}
+        for row in ours:
+            for output in ("token_loss", "dx", "dw", "db"):
+                assert 0 < row["errors"][output] <= 1.25 * plain["errors"][output], (row, output)
+    many = {
+        row["accumulate"]: row["errors"]["dw"]
+        for row in by_case["chunks", "flat"]
+        if row.get("chunks") == 256
+    }
+    assert many["weight_dtype"] > 2 * many["fp32"]
+    scaled = {
+        name: [row["errors"] for row in by_case["upstream", "flat"] if row["name"] == name]
+        for name in ("chunked, loss", "chunked, loss / 4")
+    }
+    assert len(scaled["chunked, loss"]) == len(exactness.DIVISORS)
+    for whole, quarter in zip(*scaled.values(), strict=True):  # a power of two rounds nothing
+        assert whole == pytest.approx(quarter)
+    text = out.with_suffix(".md").read_text()
+    assert "Measured on a CPU" in text
+    assert f"| flat | bfloat16 | 200 | 256 | fp32 | {plain_dw(by_case):.2e} |" in text
+    assert exactness.main([*arguments, "--time-budget", "0"]) == 0
+    assert "upstream 256×16×200 bfloat16 flat: no time left" in out.with_suffix(".md").read_text()
+
+
+def plain_dw(by_case):
+    return by_case["chunks", "flat"][0]["errors"]["dw"]

@@ -1,0 +1,168 @@
+"""Tables of what ``exactness.py`` measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+OUTPUTS = {"token_loss": "token losses", "dx": "dX", "dw": "dW", "db": "db"}
+PLAINS = {"plain": "plain PyTorch", "plain, float32 logits": "plain PyTorch with float32 logits"}
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """Everything a reader needs: where it was measured, what, and what is missing."""
+    results = document["results"]
+    parts = [
+        _provenance(document["environment"]),
+        *(_ratios(results, name, title) for name, title in PLAINS.items()),
+        _by_strategy(results),
+        _chunks(results),
+        _upstream(results),
+        _left_out(document),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _provenance(environment: dict[str, Any]) -> str:
+    device, versions = environment["device"], environment["versions"]
+    where = "a CPU" if device["kind"] == "cpu" else "a GPU"
+    return (
+        f"Measured on {where}: {device['name']}, torch {versions['torch']}, "
+        f"flce-tune {versions['flce-tune']}, {environment['date'][:10]}, by\n\n"
+        f"    {environment['command']}\n\n"
+        "Errors are ‖value − truth‖ / ‖truth‖ against float64 on the same inputs."
+    )
+
+
+def _ratios(results: Sequence[dict[str, Any]], plain: str, title: str) -> str:
+    lines = [
+        f"### Error of ours / error of {title}",
+        "",
+        "Each cell is the largest of all strategies that ran and both kinds of data. "
+        "The mean loss is one number, so its errors are shown, not their ratio.",
+        "",
+        _row(["dtype", "V", *OUTPUTS.values(), "mean loss, ours", "mean loss, plain"]),
+        _rule(4 + len(OUTPUTS)),
+    ]
+    for dtype, vocab, group in _groups(results):
+        pairs = [
+            (row["errors"], plain_errors)
+            for result in group
+            if (plain_errors := _errors_of(result, plain)) is not None
+            for row in _ours(result)
+        ]
+        if not pairs:
+            continue
+        cells = [
+            f"{max(mine[output] / base[output] for mine, base in pairs):.2f}" for output in OUTPUTS
+        ]
+        for side in (0, 1):
+            cells.append(f"{max(pair[side]['loss'] for pair in pairs):.1e}")
+        lines.append(_row([dtype, str(vocab), *cells]))
+    return "\n".join(lines) if len(lines) > 6 else ""
+
+
+def _by_strategy(results: Sequence[dict[str, Any]]) -> str:
+    """dX and dW of each strategy, at the largest vocabulary that was measured."""
+    largest = max((r["vocab"] for r in results if r["kind"] == "strategies"), default=0)
+    chosen = [r for r in results if r["kind"] == "strategies" and r["vocab"] == largest]
+    lines = [
+        f"### Errors by strategy, V = {largest}",
+        "",
+        _row(["dtype", "data", "", *OUTPUTS.values()]),
+        _rule(3 + len(OUTPUTS)),
+    ]
+    for result in chosen:
+        for row in result["rows"]:
+            if "errors" in row:
+                cells = [f"{row['errors'][output]:.2e}" for output in OUTPUTS]
+                lines.append(_row([result["dtype"], result["data"], row["name"], *cells]))
+    return "\n".join(lines) if chosen else ""
+
+
+def _chunks(results: Sequence[dict[str, Any]]) -> str:
+    chosen = [r for r in results if r["kind"] == "chunks"]
+    counts = sorted({row["chunks"] for r in chosen for row in r["rows"] if "chunks" in row})
+    lines = [
+        "### Error of dW against the number of chunks",
+        "",
+        _row(["data", "dtype", "V", "N", "accumulate", "plain", *map(str, counts)]),
+        _rule(6 + len(counts)),
+    ]
+    for result in chosen:
+        plain = _errors_of(result, "plain")
+        for accumulate in ("fp32", "weight_dtype"):
+            found = {
+                row["chunks"]: row["errors"]["dw"]
+                for row in _ours(result)
+                if row["accumulate"] == accumulate
+            }
+            if plain is None or not found:
+                continue
+            cells = [f"{found[count]:.2e}" if count in found else "-" for count in counts]
+            place = [result["data"], result["dtype"], str(result["vocab"]), str(result["tokens"])]
+            lines.append(_row([*place, accumulate, f"{plain['dw']:.2e}", *cells]))
+    return "\n".join(lines) if len(lines) > 4 else ""
+
+
+def _upstream(results: Sequence[dict[str, Any]]) -> str:
+    chosen = [r for r in results if r["kind"] == "upstream"]
+    lines = [
+        "### A factor on the loss",
+        "",
+        "Root mean square over divisors that are spread over an octave.",
+        "",
+        _row(["data", "dtype", "V", "", "dX", "dW", "db"]),
+        _rule(7),
+    ]
+    for result in chosen:
+        by_name: dict[str, list[dict[str, float]]] = {}
+        for row in result["rows"]:
+            if "errors" in row:
+                by_name.setdefault(row["name"], []).append(row["errors"])
+        for name, errors in by_name.items():
+            cells = [f"{_rms([e[output] for e in errors]):.2e}" for output in ("dx", "dw", "db")]
+            place = [result["data"], result["dtype"], str(result["vocab"])]
+            lines.append(_row([*place, name, *cells]))
+    return "\n".join(lines) if chosen else ""
+
+
+def _rms(values: Sequence[float]) -> float:
+    return (sum(value * value for value in values) / len(values)) ** 0.5
+
+
+def _left_out(document: dict[str, Any]) -> str:
+    reasons = [f"- {entry['case']}: {entry['reason']}" for entry in document["left_out"]]
+    for r in document["results"]:
+        for row in r["rows"]:
+            if "reason" in row:
+                place = f"{r['kind']} V = {r['vocab']} {r['dtype']} {r['data']}"
+                count = f", {row['chunks']} chunks" if "chunks" in row else ""
+                reasons.append(f"- {place}, {row['name']}{count}: {row['reason']}")
+    return "\n".join(["### Left out", "", *reasons]) if reasons else ""
+
+
+def _groups(
+    results: Iterable[dict[str, Any]],
+) -> list[tuple[str, int, list[dict[str, Any]]]]:
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for result in results:
+        if result["kind"] == "strategies":
+            groups.setdefault((result["dtype"], result["vocab"]), []).append(result)
+    return [(*key, groups[key]) for key in sorted(groups)]
+
+
+def _errors_of(result: dict[str, Any], name: str) -> dict[str, float] | None:
+    return next((row.get("errors") for row in result["rows"] if row["name"] == name), None)
+
+
+def _ours(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in result["rows"] if "config" in row and "errors" in row]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _rule(columns: int) -> str:
+    return "|" + "---|" * columns
