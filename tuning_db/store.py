@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from flce_tune.tuning_db import jobs, measurements, merging, rows, tokens, winners
+from flce_tune.tuning_db import jobs, measurements, merging, rows, tokens, trimming, winners
 from flce_tune.tuning_db.engine import Database
 from flce_tune.tuning_db.faults import reading_rows
 from flce_tune.tuning_db.migrations import ensure_head
@@ -28,6 +28,7 @@ from flce_tune.tuning_db.records import (
     ToolchainRecord,
     Winner,
 )
+from flce_tune.tuning_db.trimming import TrimReport
 
 
 class Store:
@@ -183,6 +184,28 @@ class Store:
         """Add what is not there yet; see ``merging.merge``."""
         with self._database.writing() as session:
             return merging.merge(session, records, front)
+
+    def trim(
+        self,
+        *,
+        older_than: timedelta | None = None,
+        in_use: Collection[ToolchainRecord] = (),
+        dry_run: bool = False,
+    ) -> TrimReport:
+        """Delete measurements that nothing needs any more. Winners always stay.
+
+        Those of a toolchain without winners go, failures included, once they are a day old; and
+        timed ones older than ``older_than``. Failures of toolchains with winners stay: they are
+        why the same config is not tried again.
+
+        Args:
+            older_than: age from which a timed measurement that is no winner goes; None: any stays.
+            in_use: toolchains that count as if they had winners.
+            dry_run: delete nothing, count only.
+        """
+        session = self._reading() if dry_run else self._database.writing()
+        with session as opened:
+            return trimming.trim(opened, older_than=older_than, in_use=in_use, dry_run=dry_run)
 
     # Misses
 

@@ -8,7 +8,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from flce_tune.cli import db, interchange, lookup, machine, serve, show, sweep, token, verify
+from flce_tune.cli import (
+    db,
+    diff,
+    gc,
+    interchange,
+    lookup,
+    machine,
+    serve,
+    show,
+    sweep,
+    token,
+    verify,
+)
 from flce_tune.cli.exits import INTERRUPTED, code_of
 from flce_tune.errors import FlceTuneError, InvalidConfigError, UnknownStrategyError
 from flce_tune.version import __version__
@@ -57,6 +69,8 @@ app.command()(show.show)
 app.command()(lookup.explain)
 app.command()(interchange.export)
 app.command("import")(interchange.import_)
+app.command()(diff.diff)
+app.command()(gc.gc)
 app.command()(machine.devices)
 app.command()(machine.presets)
 app.command()(machine.space)

@@ -56,7 +56,7 @@ def import_(
     from flce_tune.cli.database import open_for_writing
     from flce_tune.tuning_db.interchange import import_json
 
-    text = _read(file)
+    text = read_export(file)
     with open_for_writing() as store:
         report = import_json(store, text, source="stdin" if str(file) == "-" else str(file))
     if as_json:
@@ -74,7 +74,12 @@ def import_(
     )
 
 
-def _read(file: Path) -> str:
+def read_export(file: Path) -> str:
+    """Read a file, or stdin for ``-``, as text.
+
+    Raises:
+        FlceTuneError: it cannot be read, or is not UTF-8.
+    """
     try:
         raw = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         return raw.decode("utf-8")

@@ -1,0 +1,64 @@
+"""Compares two sets of winners, problem by problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flce_tune.tuning_db.records import DeviceRecord, ProblemRecord, Winner
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The fastest winner of a problem on either side; None: that side has none."""
+
+    problem: ProblemRecord
+    device: DeviceRecord | None  # None: each side is one device
+    a: Winner | None
+    b: Winner | None
+
+    @property
+    def ratio(self) -> float | None:
+        """A's time over B's: above 1 where B is faster. None unless both have one."""
+        if self.a is None or self.b is None:
+            return None
+        a, b = self.a.measurement.median_ms, self.b.measurement.median_ms
+        return a / b if a and b else None
+
+    @property
+    def same_config(self) -> bool:
+        """Whether both sides have the same fastest config."""
+        return (
+            self.a is not None
+            and self.b is not None
+            and self.a.measurement.config == self.b.measurement.config
+        )
+
+
+def compare(a: Iterable[Winner], b: Iterable[Winner]) -> list[Difference]:
+    """Compare the fastest winners, by V, D and N.
+
+    If each side is of one device, as when two devices are compared, problems are matched whatever
+    the device; otherwise a problem is matched on the same device only.
+    """
+    sides = [list(a), list(b)]
+    single = all(len({w.measurement.device for w in side}) <= 1 for side in sides)
+    left, right = (_fastest(side, by_device=not single) for side in sides)
+    return [
+        Difference(problem, device, left.get((device, problem)), right.get((device, problem)))
+        for device, problem in sorted({*left, *right}, key=_order)
+    ]
+
+
+_Key = tuple[DeviceRecord | None, ProblemRecord]
+
+
+def _fastest(winners: Sequence[Winner], *, by_device: bool) -> Mapping[_Key, Winner]:
+    ranked = sorted(winners, key=lambda w: w.measurement.median_ms or 0.0, reverse=True)
+    return {(w.measurement.device if by_device else None, w.measurement.problem): w for w in ranked}
+
+
+def _order(key: _Key) -> tuple[object, ...]:
+    device, p = key
+    name = (device.name, device.sm_count) if device else ("", 0)
+    return (*name, p.vocab, p.hidden, p.token_bucket, p.mode, p.dtype, p.accumulate, p.features)
