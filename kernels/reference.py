@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,12 +17,13 @@ def logits(
     logit_scale: float | None = None,
 ) -> Tensor:  # [..., V], x's dtype
     """The logits the loss sees."""
-    z = F.linear(x, weight, bias)
-    if logit_scale is not None:
-        z = z * logit_scale
-    if softcap is not None:
-        z = softcap * torch.tanh(z / softcap)
-    return z
+    return scaled(F.linear(x, weight, bias), softcap, logit_scale)
+
+
+def scaled(raw: Tensor, softcap: float | None = None, logit_scale: float | None = None) -> Tensor:
+    """Scale and cap raw logits."""
+    z = raw if logit_scale is None else raw * logit_scale
+    return z if softcap is None else softcap * torch.tanh(z / softcap)
 
 
 def linear_cross_entropy(
@@ -29,6 +32,16 @@ def linear_cross_entropy(
     target: Tensor,  # [...]
     *,
     bias: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """The loss of ``op.linear_cross_entropy`` in terms of ``F.cross_entropy``."""
+    return cross_entropy(F.linear(x, weight, bias), target, **options)
+
+
+def cross_entropy(
+    logits: Tensor,  # [..., V] raw
+    target: Tensor,  # [...]
+    *,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -39,8 +52,8 @@ def linear_cross_entropy(
     token_weight: Tensor | None = None,
     divisor: Tensor | float | None = None,
 ) -> Tensor:
-    """The loss of ``op.linear_cross_entropy`` in terms of ``F.cross_entropy``."""
-    z = logits(x, weight, bias, softcap, logit_scale).reshape(-1, weight.shape[0])
+    """The loss of ``given_logits.cross_entropy`` in terms of ``F.cross_entropy``."""
+    z = scaled(logits, softcap, logit_scale).reshape(-1, logits.shape[-1])
     flat = target.reshape(-1)
     rows = F.cross_entropy(
         z,
