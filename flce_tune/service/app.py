@@ -14,6 +14,7 @@ from starlette.staticfiles import StaticFiles
 from flce_tune.service import errors, logs, openapi
 from flce_tune.service.auth import Gate, Reader
 from flce_tune.service.body_limit import BodyLimit
+from flce_tune.service.feeds import Feeds
 from flce_tune.service.lookup import Lookup
 from flce_tune.service.metrics import Metrics
 from flce_tune.service.observe import Observe
@@ -63,6 +64,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.store = store
     app.state.gate = Gate(store, settings, metrics)
     app.state.lookup = lookup
+    app.state.feeds = Feeds(store, settings.poll_seconds)
     app.state.runner = runner
     if runner is not None:
         runner.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from flce_tune.dispatch.dispatcher import Dispatcher
 from flce_tune.dispatch.snapshot import Snapshot
@@ -16,17 +17,23 @@ from flce_tune.tuning_db.records import DeviceRecord
 from flce_tune.tuning_db.store import Store
 
 MAX_AGE_SECONDS = 1.0
+MAX_ANSWERS = 4096
 
 
 class Lookup:
-    """A dispatcher over the store's winners, at most ``MAX_AGE_SECONDS`` old. Thread-safe."""
+    """A dispatcher over the store's winners, ``MAX_AGE_SECONDS`` old, and the answers it gave.
+
+    Winners are read only when the store's version of them has changed. Thread-safe.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._shipped = Snapshot.from_pretuned()
         self._lock = threading.Lock()
-        self._snapshot = Snapshot.empty()
-        self._dispatcher = Dispatcher(self._snapshot, shipped=self._shipped)
+        self._version: int | None = None
+        self._devices: list[DeviceRecord] = []
+        self._dispatcher = Dispatcher(Snapshot.empty(), shipped=self._shipped)
+        self._answers: dict[bytes, bytes] = {}
         self._read_at: float | None = None
 
     def dispatcher(self) -> Dispatcher:
@@ -36,36 +43,73 @@ class Lookup:
             StoreError: the winners cannot be read.
         """
         with self._lock:
-            now = time.monotonic()
-            if self._read_at is None or now - self._read_at > MAX_AGE_SECONDS:
-                self._read()
-                self._read_at = now
+            self._refresh()
             return self._dispatcher
 
     def forget(self) -> None:
-        """Read the winners again before the next answer: they have changed."""
+        """Look for changes before the next answer: there are some."""
         with self._lock:
             self._read_at = None
+
+    def known_answer(self, question: bytes) -> bytes | None:
+        """An answer that was given before and still holds; waits for nothing.
+
+        While one thread looks for changes, the others' answers may be twice as old.
+        """
+        read_at = self._read_at
+        if read_at is None:
+            return None
+        allowed = MAX_AGE_SECONDS * (2 if self._lock.locked() else 1)
+        if time.monotonic() - read_at > allowed:
+            return None
+        return self._answers.get(question)
+
+    def answer(self, question: bytes, work_out: Callable[[], bytes]) -> bytes:
+        """The answer to a question, worked out if there is none that still holds.
+
+        Raises:
+            StoreError: the winners cannot be read; and what ``work_out`` raises.
+        """
+        with self._lock:
+            self._refresh()
+            answers = self._answers  # of the winners known now; replaced when they change
+        known = answers.get(question)
+        if known is None:
+            known = work_out()
+            if len(answers) >= MAX_ANSWERS:
+                answers.clear()
+            answers[question] = known
+        return known
 
     def device(self, query: DeviceQuery) -> DeviceRecord:
         """The device a query means; by default the one this service runs on.
 
         Raises:
             ApiError: nothing is known of such a device, or several have that name.
+            StoreError: the devices cannot be read.
         """
         if query.device is None and query.architecture is None:
             return this_machine()
-        known = [*self._store.devices(), *self._shipped.fronts, this_machine()]
+        with self._lock:
+            self._refresh()
+            known = [*self._devices, *self._shipped.fronts, this_machine()]
         if query.device is not None:
             return find_device(known, query.device)
         assert query.architecture is not None
         return find_architecture(known, query.architecture)
 
-    def _read(self) -> None:
-        snapshot = Snapshot.from_winners(self._store.winners(), "this service's database")
-        if snapshot.fronts != self._snapshot.fronts:
-            self._snapshot = snapshot
+    def _refresh(self) -> None:
+        now = time.monotonic()
+        if self._read_at is not None and now - self._read_at <= MAX_AGE_SECONDS:
+            return
+        version, devices = self._store.winners_version(), self._store.devices()
+        if version != self._version:
+            winners = self._store.winners()
+            snapshot = Snapshot.from_winners(winners, "this service's database")
             self._dispatcher = Dispatcher(snapshot, shipped=self._shipped)
+        if (version, devices) != (self._version, self._devices):
+            self._answers = {}
+        self._version, self._devices, self._read_at = version, devices, now
 
 
 def preset_of(name: str) -> Preset:

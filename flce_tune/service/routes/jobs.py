@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 from uuid import UUID
 
-import anyio
 import anyio.to_thread
 from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -15,8 +14,9 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from flce_tune.errors import UnknownStrategyError
 from flce_tune.kernels import strategies
 from flce_tune.service.auth import Submitter, SubmitterDep, require_admin
-from flce_tune.service.dependencies import SettingsDep, StoreDep
+from flce_tune.service.dependencies import FeedsDep, StoreDep
 from flce_tune.service.errors import ApiError, invalid, not_found, responses
+from flce_tune.service.feeds import Feeds
 from flce_tune.service.lookup import preset_of
 from flce_tune.service.schemas import JobRequest, JobSpec, JobView, Page, ProblemSpec
 from flce_tune.sweep.presets import problems_for
@@ -110,28 +110,16 @@ def cancel(job_id: UUID, store: StoreDep) -> JobView:
     },
 )
 async def follow(
-    job_id: UUID, store: StoreDep, settings: SettingsDep, last_event_id: EventId = 0
+    job_id: UUID, store: StoreDep, feeds: FeedsDep, last_event_id: EventId = 0
 ) -> EventSourceResponse:
     """Follow a job live. Send the last event's id as Last-Event-ID to resume where you were."""
     await anyio.to_thread.run_sync(_job, store, job_id)
-    events = _events(store, str(job_id), last_event_id, settings.poll_seconds)
-    return EventSourceResponse(events, ping=15)
+    return EventSourceResponse(_events(feeds, str(job_id), last_event_id), ping=15)
 
 
-async def _events(
-    store: Store, job_id: str, after: int, poll_seconds: float
-) -> AsyncIterator[ServerSentEvent]:
-    while True:
-        # The state is read before the events: what a finished job wrote last is not missed.
-        job = await anyio.to_thread.run_sync(store.job, job_id)
-        events = await anyio.to_thread.run_sync(store.events, job_id, after)
-        for event in events:
-            after = event.id
-            yield _server_sent(event)
-        if not events and (job is None or job.state.final):
-            return
-        if not events:
-            await anyio.sleep(poll_seconds)
+async def _events(feeds: Feeds, job_id: str, after: int) -> AsyncIterator[ServerSentEvent]:
+    async for event in feeds.follow(job_id, after):
+        yield _server_sent(event)
 
 
 def _server_sent(event: JobEvent) -> ServerSentEvent:

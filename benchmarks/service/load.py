@@ -1,0 +1,225 @@
+"""Put the service under load from a second process, and say what came of it.
+
+    python benchmarks/service/load.py sqlite:////tmp/load.sqlite3
+    python benchmarks/service/load.py postgresql://user@host/an_empty_database
+
+The database must be new: it is filled with measurements. Prints a JSON object; times are
+milliseconds unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from client import Connection, events, quantile
+from document import write_document
+
+from flce_tune.tuning_db.records import Winner
+from flce_tune.tuning_db.store import Store
+
+SERVE = """
+import json, sys
+from flce_tune.service.app import run
+from flce_tune.service.settings import ServiceSettings
+run(ServiceSettings(**json.loads(sys.argv[1])))
+"""
+
+IMPORT = """
+import json, resource, sys, time
+from pathlib import Path
+from flce_tune.tuning_db.interchange import import_json
+from flce_tune.tuning_db.store import Store
+with Store.open(sys.argv[1]) as store:
+    began = time.monotonic()
+    report = import_json(store, Path(sys.argv[2]).read_text(), source=sys.argv[2])
+    seconds = time.monotonic() - began
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps({"added": report.measurements, "seconds": round(seconds, 1),
+                  "peak_mib": round(peak)}))
+"""
+
+JOB = json.dumps(
+    {"device": "cpu", "problems": [{"tokens": 64, "hidden": 32, "vocab": 128, "dtype": "float32"}]}
+).encode()
+
+
+def main() -> None:
+    """Fill, serve, ask, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("url", help="of a new database")
+    parser.add_argument("--measurements", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--listeners", type=int, default=200)
+    options = parser.parse_args()
+    found = {
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {sys.version.split()[0]}",
+        "load_before": os.getloadavg()[0],
+        "import": fill(options.url, options.measurements),
+    }
+    with serving(options.url) as (port, process):
+        found["best"] = asyncio.run(ask_for_configs(port, options.seconds, options.connections))
+        found["jobs"] = asyncio.run(submit_jobs(port, options.jobs))
+        found["events"] = asyncio.run(listen(port, options.url, options.listeners))
+        found["service_mib"] = resident_mib(process.pid)
+    found["load_after"] = os.getloadavg()[0]
+    print(json.dumps(found, indent=2))
+
+
+def fill(url: str, count: int) -> list[dict[str, object]]:
+    """Import a tenth of the measurements, all of them, and all again."""
+    reports = []
+    for part in (count // 10, count, count):
+        path = Path(f"/tmp/flce-tune-load-{os.getpid()}.json")
+        write_document(path, part)
+        command = [sys.executable, "-P", "-c", IMPORT, url, str(path)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        reports.append({"measurements": part, **json.loads(done.stdout)})
+        path.unlink()
+    with Store.open(url) as store:
+        for device in store.devices():
+            for problem in store.problems(device):
+                first = store.measurements(device=device, problem=problem, limit=3)
+                store.set_winners(device, problem, [Winner(m, 20.0, 25.0) for m in first])
+    return reports
+
+
+@contextmanager
+def serving(url: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """A service of its own process; it takes no jobs, so that they stay queued."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {"database_url": url, "port": port, "run_jobs": False}
+    command = [sys.executable, "-P", "-c", SERVE, json.dumps(settings)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        asyncio.run(until_ready(port))
+        yield port, process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+async def until_ready(port: int) -> None:
+    while True:
+        try:
+            async with Connection(port) as connection:
+                if (await connection.ask("GET", "/readyz"))[0] == 200:
+                    return
+        except OSError:
+            await asyncio.sleep(0.1)
+
+
+QUESTIONS = [
+    f"/v1/configs/best?device=Load+GPU+{gpu}&hidden=4096&vocab={vocab}&tokens={tokens}"
+    for gpu in range(4)
+    for vocab in (32000, 128256)
+    for tokens in (1000, 3000, 4096, 9000, 16384)
+]
+
+
+async def ask_for_configs(port: int, seconds: float, connections: int) -> dict[str, object]:
+    """Connections that ask one question after the other, of a kind that repeats."""
+    end = time.perf_counter() + seconds
+    times: list[float] = []
+
+    async def keep_asking(number: int) -> None:
+        async with Connection(port) as connection:
+            while (began := time.perf_counter()) < end:
+                number += 1
+                status, _ = await connection.ask("GET", QUESTIONS[number % len(QUESTIONS)])
+                assert status == 200
+                times.append(time.perf_counter() - began)
+
+    await asyncio.gather(*(keep_asking(7 * n) for n in range(connections)))
+    return {
+        "connections": connections,
+        "requests": len(times),
+        "per_second": round(len(times) / seconds),
+        "p50": quantile(times, 0.5),
+        "p99": quantile(times, 0.99),
+        "max": quantile(times, 1.0),
+    }
+
+
+async def submit_jobs(port: int, count: int) -> dict[str, object]:
+    """Queue jobs from eight connections, then list them all."""
+    left = iter(range(count))
+    began = time.perf_counter()
+
+    async def submit() -> None:
+        async with Connection(port) as connection:
+            for _ in left:
+                status, _ = await connection.ask("POST", "/v1/jobs", JOB)
+                assert status == 202
+
+    await asyncio.gather(*(submit() for _ in range(8)))
+    submitted = time.perf_counter() - began
+    began, seen, page = time.perf_counter(), 0, "/v1/jobs?state=queued&limit=200"
+    async with Connection(port) as connection:
+        cursor: str | None = ""
+        while cursor is not None:
+            _, body = await connection.ask("GET", page + (f"&cursor={cursor}" if cursor else ""))
+            answer = json.loads(body)
+            seen, cursor = seen + len(answer["items"]), answer["next"]
+    listed = time.perf_counter() - began
+    return {
+        "submitted": count,
+        "seconds": round(submitted, 1),
+        "listed": seen,
+        "listing": round(listed * 1000),
+    }
+
+
+async def listen(port: int, url: str, count: int) -> dict[str, object]:
+    """Many listeners of one job; how late each hears of each of ten events."""
+    with Store.open(url) as store:
+        job = store.jobs(limit=1)[0].id
+        streams = [events(port, f"/v1/jobs/{job}/events") for _ in range(count)]
+        for stream in streams:
+            await anext(stream)  # its "queued": it listens
+        delays = []
+        for _ in range(10):
+            await asyncio.sleep(random.uniform(0.5, 1.5))  # at no particular moment of the poll
+            began = time.perf_counter()
+            await asyncio.to_thread(store.add_event, job, "progress", {"done": 1})
+
+            async def hear(stream: AsyncIterator[bytes], began: float = began) -> float:
+                await anext(stream)
+                return time.perf_counter() - began
+
+            delays += await asyncio.gather(*(hear(stream) for stream in streams))
+        for stream in streams:
+            await stream.aclose()
+    return {
+        "listeners": count,
+        "heard": len(delays),
+        "mean": round(statistics.mean(delays) * 1000),
+        "p99": quantile(delays, 0.99),
+    }
+
+
+def resident_mib(pid: int) -> int:
+    """Memory a process holds, in MiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") >> 20
+
+
+if __name__ == "__main__":
+    main()
