@@ -45,8 +45,10 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     private: dict[str, Any] = {}
     if settings.private:
         private = {"dependencies": [Reader], "responses": errors.responses(401, 403, 429)}
-    for router in (jobs.router, results.router, snapshots.router, dashboard.router, health.figures):
-        app.include_router(router, **private)
+    app.include_router(health.figures, **private)
+    app.include_router(results.configs, **private)
+    for module in (jobs, results, snapshots, dashboard):
+        app.include_router(module.router, **private)
     api_page.mount_assets(app)
     app.mount("/static", StaticFiles(packages=[(__package__, "static")]), name="static")
     openapi.install(app)

@@ -91,6 +91,14 @@ def test_a_private_service_answers_nobody_without_a_token(
     assert {"401", "403", "429"} <= set(document["paths"]["/v1/winners"]["get"]["responses"])
 
 
+def test_a_private_service_keeps_known_answers_from_those_without_a_token(
+    private: TestClient, tokens: dict[Scope, str]
+):
+    path = "/v1/configs/best?architecture=cpu&hidden=64&vocab=256&tokens=64"
+    assert private.get(path, headers=bearer(tokens[Scope.READ])).status_code == 200
+    assert private.get(path).status_code == 401
+
+
 def test_guessing_is_slowed_down_for_the_one_who_guesses(
     settings: ServiceSettings, store: Store, job_body: dict, tokens: dict[Scope, str]
 ):

@@ -5,7 +5,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from flce_tune.dispatch.snapshot import Snapshot
+from flce_tune.service import lookup as lookup_module
 from flce_tune.service.devices import this_machine
+from flce_tune.service.lookup import Lookup
 from flce_tune.tuning_db.records import Measurement, Status, Winner
 from flce_tune.tuning_db.store import Store
 
@@ -179,3 +181,43 @@ def test_a_snapshot_is_what_the_dispatcher_reads(client: TestClient, front: list
 
 def test_an_unknown_device_has_no_snapshot(client: TestClient):
     assert client.get("/v1/snapshots/abacus").status_code == 404
+
+
+def test_a_known_answer_is_given_again_without_a_thread_and_not_beyond_a_change(
+    client: TestClient, store: Store, front: list[Winner], monkeypatch: pytest.MonkeyPatch
+):
+    query = {"device": "NVIDIA H200", "hidden": 4096, "vocab": 128256, "tokens": 4096}
+    first = client.get("/v1/configs/best", params=query)
+    answered = []
+    monkeypatch.setattr(Lookup, "answer", lambda *_: answered.append(1) or b"{}")
+    assert client.get("/v1/configs/best", params=query).content == first.content
+    assert not answered
+    assert client.get("/v1/configs/best", params=query | {"tokens": 5}).content == b"{}"
+    client.app.state.lookup.forget()
+    assert client.get("/v1/configs/best", params=query).content == b"{}"
+    assert len(answered) == 2
+
+
+def test_winners_are_read_only_when_they_have_changed(
+    store: Store, front: list[Winner], monkeypatch: pytest.MonkeyPatch
+):
+    lookup, reads, read = Lookup(store), [], Store.winners
+    monkeypatch.setattr(Store, "winners", lambda self: reads.append(1) or read(self))
+    first = lookup.dispatcher()
+    for _ in range(3):
+        lookup.forget()
+        assert lookup.dispatcher() is first
+    assert len(reads) == 1
+    measured = front[0].measurement
+    store.set_winners(measured.device, measured.problem, front[:1])
+    lookup.forget()
+    assert lookup.dispatcher() is not first
+    assert len(reads) == 2
+
+
+def test_the_number_of_kept_answers_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lookup_module, "MAX_ANSWERS", 3)
+    lookup = Lookup(store)
+    for number in range(10):
+        lookup.answer(b"%d" % number, lambda: b"x")
+    assert len(lookup._answers) <= 3
