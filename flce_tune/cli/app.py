@@ -15,6 +15,7 @@ from flce_tune.cli import (
     interchange,
     lookup,
     machine,
+    report,
     serve,
     show,
     sweep,
@@ -69,6 +70,7 @@ app.command()(show.show)
 app.command()(lookup.explain)
 app.command()(interchange.export)
 app.command("import")(interchange.import_)
+app.command()(report.report)
 app.command()(diff.diff)
 app.command()(gc.gc)
 app.command()(machine.devices)
