@@ -125,6 +125,35 @@ def _unmaterialised(weight: Tensor) -> str:
     return ""
 
 
+def check_grad_weight_out(out: Tensor, weight: Tensor) -> None:
+    """Check a buffer for weight's gradient.
+
+    Raises:
+        TypeError: not a tensor.
+        ValueError: a buffer that does not fit, or a weight without a gradient of its own.
+    """
+    if not isinstance(out, Tensor):
+        raise TypeError(f"grad_weight_out must be a torch.Tensor, got {type(out).__name__}")
+    _require_shape("grad_weight_out", out, tuple(weight.shape), "weight's shape")
+    if out.dtype not in (torch.float32, weight.dtype):
+        raise ValueError(
+            f"grad_weight_out must be torch.float32 or {weight.dtype} as weight is, got {out.dtype}"
+        )
+    if out.device != weight.device:
+        raise ValueError(f"grad_weight_out is on {out.device}, weight is on {weight.device}")
+    if not out.is_contiguous() or out.requires_grad:
+        raise ValueError(
+            "grad_weight_out must be contiguous and must not require grad, got strides "
+            f"{out.stride()}, requires_grad={out.requires_grad}"
+        )
+    if not (weight.requires_grad and weight.is_leaf):
+        raise ValueError(
+            "grad_weight_out needs a weight that is a leaf and requires grad: there is no gradient "
+            "of a frozen weight, and that of a computed one would not reach what it comes from; "
+            f"got requires_grad={weight.requires_grad}, is_leaf={weight.is_leaf}"
+        )
+
+
 def check_loss(loss: LossSpec, reduction: str, accumulate: str, outputs: Sequence[str]) -> None:
     """Check the options.
 

@@ -31,6 +31,7 @@ class Call:
     accumulate: Accumulate
     workspace_limit: int | None
     config: Config | None
+    grad_weight_out: Tensor | None = None
 
     def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         dtype = compute_dtype(self.x, self.weight)
@@ -60,7 +61,7 @@ class Call:
         value, rows, lse, entropy, prediction, *_ = run(
             x, weight, target, bias, class_weight, asked.token_weight,
             asked.given_divisor(statistics_dtype(x.dtype)), *asked.scalars(), asked.kind, *needs,
-            *asked.statistics(), self.check_targets, *self._choice(),
+            *asked.statistics(), self.check_targets, *self._choice(), self.grad_weight_out,
         )  # fmt: skip
         if not asked.outputs:
             return cast(Tensor, value)
@@ -73,7 +74,7 @@ class Call:
         run: Callable[..., Any] = EagerRowLoss.apply if plain else row_loss
         result = run(
             *tensors, *self.reduction.scalars(), *self.reduction.statistics(),
-            self.check_targets, *self._choice(),
+            self.check_targets, *self._choice(), self.grad_weight_out,
         )  # fmt: skip
         return cast("tuple[Tensor, Tensor, Tensor, Tensor]", result[:4])
 

@@ -18,7 +18,7 @@ from flce_tune.kernels import selection, strategies
 from flce_tune.kernels.arguments import check_target_range, launching_on, prepare, problem_of
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import describe_device
-from flce_tune.kernels.scaling import scaled
+from flce_tune.kernels.scaling import add_scaled_, scaled
 from flce_tune.kernels.strategies.common import gradient_dtype
 from flce_tune.kernels.values import Gradients, LossSpec, Statistics, Wanted
 
@@ -46,9 +46,11 @@ def compute(
     accumulate: str,
     workspace_limit: int | None,
     config: str,
+    grad_weight_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return loss [], token_loss [N], lse [N], entropy, prediction ([N] or empty), the factor
     the saved gradients still need (empty for 1), and dX, dW, db (empty where not needed).
+    Nothing is added to ``grad_weight_out`` before backward.
     """
     loss = LossSpec(ignore_index, label_smoothing, softcap, logit_scale, z_loss)
     wanted = Wanted(need_dx, need_dw, need_db, entropy, prediction)
@@ -149,6 +151,7 @@ def _(
     accumulate: str,
     workspace_limit: int | None,
     config: str,
+    grad_weight_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     tokens, vocab = x.shape[0], weight.shape[0]
     dtype, row_dtype = gradient_dtype(x.dtype), losses.statistics_dtype(x.dtype)
@@ -173,18 +176,23 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.mark_non_differentiable(*output[1:])
     ctx.dtype = inputs[0].dtype
     ctx.needs = inputs[13:16]
+    ctx.grad_weight_out = inputs[22]  # not saved: other backwards may have added to it since
     ctx.save_for_backward(*output[5:])
 
 
 def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     left, *saved = ctx.saved_tensors
-    nothing = (None,) * 18
+    nothing = (None,) * 19
     if grad is None:
         return (None, None, None, None, *nothing)
     factor = grad if left.numel() == 0 else grad * left
+    need_dx, need_dw, need_db = ctx.needs
+    if need_dw and ctx.grad_weight_out is not None:
+        add_scaled_(ctx.grad_weight_out, saved[1], factor)
+        need_dw = False
     dx, dw, db = (
         scaled(tensor, factor, ctx.dtype) if needed else None
-        for tensor, needed in zip(saved, ctx.needs, strict=True)
+        for tensor, needed in zip(saved, (need_dx, need_dw, need_db), strict=True)
     )
     return (dx, dw, None, db, *nothing)
 

@@ -20,7 +20,7 @@ class LinearCrossEntropy(nn.Module):
 
     Takes the keyword options of ``linear_cross_entropy`` that are not tensors of one batch;
     ``class_weight`` becomes a buffer. Call it with x, weight, target and, per batch, ``bias``,
-    ``token_weight`` and ``divisor``.
+    ``token_weight``, ``divisor`` and ``grad_weight_out``.
     """
 
     class_weight: Tensor | None
@@ -72,11 +72,12 @@ class LinearCrossEntropy(nn.Module):
         bias: Tensor | None = None,
         token_weight: Tensor | None = None,
         divisor: Tensor | float | None = None,
+        grad_weight_out: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor] | LossOutputs:
         """Compute the loss; see ``linear_cross_entropy``."""
         return linear_cross_entropy(
             x, weight, target, bias=bias, token_weight=token_weight, divisor=divisor,
-            class_weight=self.class_weight, **self.options,
+            class_weight=self.class_weight, grad_weight_out=grad_weight_out, **self.options,
         )  # fmt: skip
 
     def extra_repr(self) -> str:

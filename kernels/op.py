@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from flce_tune.kernels.arguments import check_loss, check_tensors
+from flce_tune.kernels.arguments import check_grad_weight_out, check_loss, check_tensors
 from flce_tune.kernels.call import Call
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Accumulate
@@ -36,6 +36,7 @@ def linear_cross_entropy(
     accumulate: Accumulate = "fp32",
     workspace_limit: int | None = None,
     config: Config | None = None,
+    grad_weight_out: Tensor | None = None,  # [V, D]
 ) -> Tensor | tuple[Tensor, Tensor] | LossOutputs:
     """``F.cross_entropy(F.linear(x, weight, bias), target)`` without storing the logits.
 
@@ -69,6 +70,8 @@ def linear_cross_entropy(
             that fits is used, the smallest when none does. None: the smallest workspace within
             3 % of the fastest time.
         config: run exactly this config instead of asking the dispatcher.
+        grad_weight_out: buffer, float32 or of weight's dtype, to which every backward through the
+            loss adds weight's gradient; weight.grad is left alone. For gradient accumulation.
 
     Returns:
         The loss, float32 (float64 for float64 inputs): a scalar, or target's shape for "none".
@@ -83,13 +86,15 @@ def linear_cross_entropy(
     loss = LossSpec(ignore_index, float(label_smoothing), softcap, logit_scale, float(z_loss))
     check_tensors(x, weight, target, bias, class_weight, token_weight)
     check_loss(loss, reduction, accumulate, outputs)
+    if grad_weight_out is not None:
+        check_grad_weight_out(grad_weight_out, weight)
     asked = Reduction.of_call(
         x, target, class_weight, token_weight, loss, reduction, divisor, outputs,
         return_lse=return_lse, shift=shift,
     )  # fmt: skip
     call = Call(
         x.reshape(-1, x.shape[-1]), weight, bias, asked, check_targets, accumulate,
-        workspace_limit, config,
+        workspace_limit, config, grad_weight_out,
     )  # fmt: skip
     differentiable_weights = token_weight is not None and token_weight.requires_grad
     if reduction == "none" or return_lse or differentiable_weights:

@@ -43,10 +43,12 @@ def compute(
     accumulate: str,
     workspace_limit: int | None,
     config: str,
+    grad_weight_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return token_loss, lse, entropy, prediction, target_logit.
 
-    Each is [N]; entropy and prediction are empty if not wanted.
+    Each is [N]; entropy and prediction are empty if not wanted. Nothing is added to
+    ``grad_weight_out`` before backward.
     """
     loss = LossSpec(ignore_index, label_smoothing, softcap, logit_scale, z_loss)
     wanted = Wanted(entropy=entropy, prediction=prediction)
@@ -97,6 +99,7 @@ def _(
     accumulate: str,
     workspace_limit: int | None,
     config: str,
+    grad_weight_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     row = x.new_empty(x.shape[0], dtype=losses.statistics_dtype(x.dtype))
     return (
@@ -205,7 +208,8 @@ def _(
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(output[3], output[4])
     ctx.save_for_backward(*inputs[:5], output[1], output[2], output[4])
-    ctx.options = (*inputs[5:10], *inputs[13:])
+    ctx.options = (*inputs[5:10], *inputs[13:16])
+    ctx.grad_weight_out = inputs[16]  # not saved: other backwards may have added to it since
 
 
 def _backward(
@@ -227,7 +231,11 @@ def _backward(
         target_logit, *scalars, *needs, accumulate, workspace_limit, config,
     )  # fmt: skip
     dx, dw, db = (g if need else None for g, need in zip(gradients, needs, strict=True))
-    return (dx, dw, None, db, *(None,) * 12)
+    if dw is not None and ctx.grad_weight_out is not None:
+        with torch.no_grad():
+            ctx.grad_weight_out.add_(dw)
+        dw = None
+    return (dx, dw, None, db, *(None,) * 13)
 
 
 row_loss.register_autograd(_backward, setup_context=_setup_context)

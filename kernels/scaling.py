@@ -1,4 +1,4 @@
-"""Multiplying saved gradients by the upstream gradient."""
+"""Multiplying saved gradients by the upstream gradient, and adding them to a buffer."""
 
 from __future__ import annotations
 
@@ -47,6 +47,27 @@ def scaled(
     else:
         tensor.mul_(factor)
     return tensor
+
+
+def add_scaled_(
+    out: Tensor,  # contiguous; tensor·factor is added
+    tensor: Tensor,  # a gradient of the same shape
+    factor: Tensor,  # scalar
+) -> None:
+    """out += tensor·factor, rounded once; on a GPU one pass without a temporary."""
+    with torch.no_grad():
+        if type(tensor) is not Tensor:  # somebody traces
+            out.add_(tensor.to(factor.dtype) * factor)
+        elif has_kernels(tensor):
+            from flce_tune.kernels.triton.scale import add_scaled
+
+            with torch.cuda.device(tensor.device):
+                add_scaled(out, tensor, factor)
+            torch.autograd.graph.increment_version(out)
+        elif tensor.device.type == "cpu":
+            out.add_(tensor, alpha=float(factor))
+        else:
+            out.add_(tensor.to(factor.dtype) * factor)
 
 
 def _product(tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:

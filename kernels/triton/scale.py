@@ -1,7 +1,9 @@
 """Scaling by a factor that lives on the GPU; in place it is free of charge when that is 1.
 
+``add_scaled`` adds the product to a tensor of another dtype, in the one pass that adding takes.
+
 Numerics: the product is formed in float32 and rounded once. Plain torch would round the factor to
-the tensor's dtype first. Bytes: one read and one write, or none.
+the tensor's dtype first. Bytes: one read and one write, or none; adding reads once more.
 """
 
 from __future__ import annotations
@@ -36,6 +38,23 @@ def scale_kernel(
             start += step
 
 
+@triton.jit
+def add_scaled_kernel(
+    out_ptr,  # any float dtype
+    tensor_ptr,
+    factor_ptr,  # scalar
+    total,
+    BLOCK: tl.constexpr,
+):
+    factor = tl.load(factor_ptr).to(tl.float32)
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(tensor_ptr + places, mask=places < total).to(tl.float32)
+    prior = tl.load(out_ptr + places, mask=places < total).to(tl.float32)
+    tl.store(
+        out_ptr + places, (prior + value * factor).to(out_ptr.dtype.element_ty), places < total
+    )
+
+
 def scale_unless_one(
     tensor: Tensor,  # contiguous, any shape
     factor: Tensor,  # scalar on the same device
@@ -53,6 +72,18 @@ def scale_to(
     out = torch.empty_like(tensor, dtype=dtype)
     _launch(tensor, factor, out)
     return out
+
+
+def add_scaled(
+    out: Tensor,  # contiguous, any shape and float dtype but float64; tensor·factor is added
+    tensor: Tensor,  # contiguous, the same shape
+    factor: Tensor,  # scalar on the same device
+) -> None:
+    """Add the product in float32, rounded once to ``out``'s dtype."""
+    total = tensor.numel()
+    add_scaled_kernel[(triton.cdiv(total, BLOCK),)](
+        out, tensor, factor, total, BLOCK=BLOCK, num_warps=8
+    )
 
 
 def _launch(tensor: Tensor, factor: Tensor, out: Tensor) -> None:

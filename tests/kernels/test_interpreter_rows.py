@@ -154,3 +154,19 @@ def test_scaling_in_place(dtype, factor):
     expected = (tensor.float() * factor).to(dtype)
     scale.scale_unless_one(tensor, torch.tensor(factor))
     assert torch.equal(tensor, expected)
+
+
+@pytest.mark.parametrize("tensor", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("out", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("total", [1, 4096, 5331])
+def test_adding_a_scaled_gradient(tensor, out, total):
+    generator = torch.Generator().manual_seed(2)
+    gradient = torch.randn(total, generator=generator).to(tensor)
+    prior = torch.randn(total, generator=generator).to(out)
+    around = torch.full((total + 2,), 7.0, dtype=out)
+    around[1:-1] = prior
+    scale.add_scaled(around[1:-1], gradient, torch.tensor(-2.5))
+    expected = (prior.float() + gradient.float() * -2.5).to(out)
+    ulp = torch.finfo(out).eps
+    torch.testing.assert_close(around[1:-1], expected, rtol=ulp, atol=ulp / 8)
+    assert around[[0, -1]].tolist() == [7.0, 7.0]
