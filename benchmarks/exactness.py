@@ -44,6 +44,7 @@ from flce_tune.kernels.strategies.common import gemm_bases
 SCHEMA = "flce-tune-exactness/1"
 DEFAULT_SHAPES = tuple(Shape(1024, 64, v) for v in (1000, 32777, 50257, 128256, 256000))
 DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
+KINDS = ("upstream", "strategies", "chunks")
 CHUNK_COUNTS = (1, 4, 16, 64, 256, 1024)
 DIVISORS = tuple(2 ** ((i + 0.5) / 16) for i in range(16))
 """Times N: what the mean divides by. The label's entry of G is about 1/divisor in every row, so
@@ -55,8 +56,8 @@ its rounding error is one draw for a whole run; these are spread over an octave.
 
 def candidates(case: Case, device: torch.device) -> Iterator[Candidate]:
     """Plain PyTorch, then ours, some of which may be rejected here."""
-    kinds = {"upstream": _of_upstream, "strategies": _of_strategies, "chunks": _of_chunks}
-    yield from kinds[case.kind](case, device)
+    questions = dict(zip(KINDS, (_of_upstream, _of_strategies, _of_chunks), strict=True))
+    yield from questions[case.kind](case, device)
 
 
 def _of_upstream(case: Case, device: torch.device) -> Iterator[Candidate]:
@@ -119,14 +120,14 @@ def _problem(case: Case, accumulate: Accumulate = "fp32") -> Problem:
     return Problem(*sizes, case.dtype, accumulate=accumulate, features=("bias",))
 
 
-def plan(shapes: Sequence[Shape], dtypes: Sequence[str]) -> list[Case]:
-    """Every case, the claims first and the longest last."""
+def plan(kinds: Sequence[str], shapes: Sequence[Shape], dtypes: Sequence[str]) -> list[Case]:
+    """Every case, the claims first and the longest last; dtypes in the order they are given."""
     ordered = sorted(shapes, key=lambda shape: shape.vocab)
     halves = [dtype for dtype in dtypes if dtype != "float32"]
     cases = [Case("upstream", ordered[0], d, k) for d in halves for k in DATA_KINDS]
     cases += [Case("strategies", s, d, k) for s in ordered for d in dtypes for k in DATA_KINDS]
-    cases += [Case("chunks", s, d, k) for k in DATA_KINDS for s in ordered for d in dtypes]
-    return cases
+    cases += [Case("chunks", s, d, k) for d in dtypes for k in DATA_KINDS for s in ordered]
+    return [case for case in cases if case.kind in kinds]
 
 
 # measuring
@@ -170,6 +171,7 @@ def _unable(
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
+    add("--kinds", choices=KINDS, nargs="+", default=list(KINDS))
     add("--shapes", type=Shape.parse, nargs="+", default=list(DEFAULT_SHAPES), metavar="N,D,V")
     add("--dtypes", choices=DEFAULT_DTYPES, nargs="+", default=list(DEFAULT_DTYPES))
     add("--time-budget", type=float, default=600.0, help="seconds after which nothing starts")
@@ -188,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "results": [],
         "left_out": [],
     }
-    for case in plan(arguments.shapes, arguments.dtypes):
+    for case in plan(arguments.kinds, arguments.shapes, arguments.dtypes):
         title = f"{case.kind} {case.shape} {case.dtype} {case.data}"
         print(f"{title}, {deadline.remaining:.0f} s left", file=sys.stderr, flush=True)
         if deadline.remaining <= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -132,7 +133,9 @@ def _rms(values: Sequence[float]) -> float:
 
 
 def _left_out(document: dict[str, Any]) -> str:
-    reasons = [f"- {entry['case']}: {entry['reason']}" for entry in document["left_out"]]
+    """Whole cases by kind, to keep it short; single rows one by one."""
+    cases = Counter((entry["case"].split()[0], entry["reason"]) for entry in document["left_out"])
+    reasons = [f"- {kind}, {count} cases: {reason}" for (kind, reason), count in cases.items()]
     for r in document["results"]:
         for row in r["rows"]:
             if "reason" in row:
