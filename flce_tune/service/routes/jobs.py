@@ -31,7 +31,7 @@ EventId = Annotated[int, Header(alias="Last-Event-ID", ge=0, le=2**63 - 1)]
 @router.post(
     "",
     status_code=202,
-    responses=responses(401, 403, 404, 409, 413, 422, 429, 503)
+    responses=responses(400, 401, 403, 404, 409, 413, 422, 429, 503)
     | {202: {"headers": {"Location": {"schema": {"type": "string"}}}}},
 )
 def submit(
@@ -98,6 +98,18 @@ def cancel(job_id: UUID, store: StoreDep) -> JobView:
     return JobView.of(job)
 
 
+_EVENT_SCHEMA = {
+    "type": "object",
+    "description": "one event",
+    "required": ["id", "event", "data"],
+    "properties": {
+        "id": {"type": "string", "description": "for Last-Event-ID"},
+        "event": {"type": "string", "examples": ["state", "progress", "measurement", "winners"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+}
+
+
 @router.get(
     "/{job_id}/events",
     response_class=EventSourceResponse,
@@ -105,7 +117,7 @@ def cancel(job_id: UUID, store: StoreDep) -> JobView:
     | {
         200: {
             "description": "one event per change, until the job has ended",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {"schema": _EVENT_SCHEMA}},
         }
     },
 )
