@@ -5,6 +5,7 @@ import inspect
 import re
 from pathlib import Path
 
+from flce_tune.kernels.given_logits import cross_entropy
 from flce_tune.kernels.op import LossOutputs, linear_cross_entropy, linear_logprobs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "loss.md").read_text()
@@ -33,3 +34,9 @@ def test_every_output_is_in_the_table():
 def test_every_argument_of_linear_logprobs_is_named():
     for name in inspect.signature(linear_logprobs).parameters:
         assert f"`{name}" in PAGE or f"{name}=" in section("`linear_logprobs`"), name
+
+
+def test_every_argument_of_cross_entropy_is_named():
+    for name in inspect.signature(cross_entropy).parameters:
+        text = section("`cross_entropy`")
+        assert f"`{name}`" in text or f"`{name}=" in text or name == "target", name

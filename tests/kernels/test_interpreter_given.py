@@ -88,3 +88,11 @@ def test_a_label_out_of_range_poisons_its_row_alone(monkeypatch):
             assert value[2].isnan().all()
             others = torch.arange(N) != 2
             assert torch.equal(value[others], clean[name][others])
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_write_in_place_is_noticed_by_whoever_saved_the_logits():
+    case = make_logits(N, 150)
+    leaf = case.logits.detach().requires_grad_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        cross_entropy(torch.tanh(leaf), case.target, in_place=True).backward()
