@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flce_tune.sweep.verify import Verification
 from flce_tune.tuning_db.records import Winner
 from flce_tune.tuning_db.store import Store
 
@@ -53,3 +54,23 @@ def test_winners_of_other_devices_are_left_alone(run):
     before = run("show", "--json").stdout
     assert run("verify", "--device", "cpu").exit_code == 4
     assert run("show", "--json").stdout == before
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "said"),
+    [("stopped", 130, "interrupted; 1 of 1 problems"), ("failed", 1, "nothing ran")],
+)
+def test_what_could_not_be_verified_shows_in_the_exit_code(
+    run, monkeypatch, outcome: str, code: int, said: str
+):
+    assert run("sweep", *TINY, "--device", "cpu", "--quick").exit_code == 0
+
+    def verified(fronts, *_: object, **__: object) -> list[Verification]:
+        problem = fronts[0][0].measurement.problem
+        return [] if outcome == "stopped" else [Verification(problem, None, (), "nothing ran")]
+
+    monkeypatch.setattr("flce_tune.sweep.verify.verify", verified)
+    result = run("verify", "--device", "cpu", "--json")
+    assert result.exit_code == code
+    assert said in result.stderr
+    assert json.loads(result.stdout)["interrupted"] is (outcome == "stopped")
