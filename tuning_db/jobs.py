@@ -19,6 +19,9 @@ from flce_tune.tuning_db.models import JobEventRow, JobRow
 from flce_tune.tuning_db.records import JobState
 from flce_tune.tuning_db.rows import now, storable
 
+MAX_FRUITLESS_ATTEMPTS = 5
+"""A job that kills whoever runs it is not tried for ever; one that gets on is."""
+
 
 def submit(
     session: Session, spec: Mapping[str, Any], priority: int, idempotency_key: str | None
@@ -79,7 +82,8 @@ def oldest_queued(session: Session) -> datetime | None:
 def claim(session: Session, owner: str, lease_seconds: float) -> JobRow | None:
     """Take the next job: the highest priority, then the oldest, queued or left by a lost worker.
 
-    A lost worker's job that somebody wanted cancelled is cancelled instead.
+    A lost worker's job that somebody wanted cancelled is cancelled instead, and one that lost
+    ``MAX_FRUITLESS_ATTEMPTS`` workers in a row before they measured anything has failed.
     """
     time = now(session)
     lost = and_(JobRow.state == JobState.RUNNING, JobRow.lease_expires_at < time)
@@ -92,6 +96,13 @@ def claim(session: Session, owner: str, lease_seconds: float) -> JobRow | None:
     while (row := session.scalars(query).one_or_none()) is not None:
         if row.cancel_requested:
             _finish(session, row, JobState.CANCELLED, "cancelled; its worker was lost", time)
+            continue
+        if row.state is JobState.RUNNING and _fruitless(session, row) >= MAX_FRUITLESS_ATTEMPTS:
+            message = (
+                f"{MAX_FRUITLESS_ATTEMPTS} workers in a row were lost before they measured "
+                "anything; see their logs, then submit it again"
+            )
+            _finish(session, row, JobState.FAILED, message, time)
             continue
         row.state = JobState.RUNNING
         row.attempts += 1
@@ -109,6 +120,17 @@ def renew(session: Session, job_id: str, owner: str, lease_seconds: float) -> Jo
     if row is not None:
         row.lease_expires_at = now(session) + timedelta(seconds=lease_seconds)
     return row
+
+
+def release(session: Session, job_id: str, owner: str) -> bool:
+    """Give a job back for the next claim; False if it is not this owner's any more."""
+    row = _leased(session, job_id, owner)
+    if row is None:
+        return False
+    time = now(session)
+    row.lease_expires_at = time
+    _note_state(session, row, time, released=True)
+    return True
 
 
 def finish(session: Session, job_id: str, owner: str, state: JobState, message: str) -> bool:
@@ -159,6 +181,17 @@ def _leased(session: Session, job_id: str, owner: str) -> JobRow | None:
         JobRow.id == job_id, JobRow.state == JobState.RUNNING, JobRow.lease_owner == owner
     )
     return session.scalars(query).one_or_none()
+
+
+def _fruitless(session: Session, row: JobRow) -> int:
+    """Count the workers that were lost since anything was last measured."""
+    events = select(JobEventRow).where(JobEventRow.job_id == row.id)
+    latest = session.scalars(
+        events.where(JobEventRow.kind == "measurement").order_by(JobEventRow.id.desc()).limit(1)
+    ).one_or_none()
+    since = 0 if latest is None else latest.id
+    states = session.scalars(events.where(JobEventRow.kind == "state", JobEventRow.id > since))
+    return sum(("attempt" in event.data) - ("released" in event.data) for event in states)
 
 
 def _finish(session: Session, row: JobRow, state: JobState, message: str, time: datetime) -> None:

@@ -268,6 +268,7 @@ class Store:
     def claim_job(self, owner: str, lease_seconds: float) -> Job | None:
         """Take the next job, or one whose worker let its lease expire; None: nothing to do.
 
+        A job that keeps losing its workers before they measure anything fails instead.
         No two claims return the same job while its lease lasts. ``owner`` must be unique to one
         start of one worker.
         """
@@ -278,6 +279,11 @@ class Store:
         """Extend a lease from now on; None: the job was taken over or is finished."""
         with self._database.writing() as session:
             return _job(jobs.renew(session, job_id, owner, lease_seconds))
+
+    def release_job(self, job_id: str, owner: str) -> bool:
+        """Give a job back for the next claim; False if it was taken over or is finished."""
+        with self._database.writing() as session:
+            return jobs.release(session, job_id, owner)
 
     def finish_job(self, job_id: str, owner: str, state: JobState, message: str = "") -> bool:
         """End a job; False if it was taken over or is finished already.

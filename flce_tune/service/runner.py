@@ -98,7 +98,7 @@ class JobRunner:
             state, message = JobState.CANCELLED, outcome.message or "cancelled while running"
         else:
             log.info("job %s: given back to the queue", job.id)
-            self._store.renew_lease(job.id, self._owner, 0)
+            self._store.release_job(job.id, self._owner)
             return
         log.info("job %s: %s %s", job.id, state.value, message)
         self._on_finished()

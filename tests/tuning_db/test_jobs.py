@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from flce_tune.tuning_db.jobs import MAX_FRUITLESS_ATTEMPTS
 from flce_tune.tuning_db.records import JobState
 from flce_tune.tuning_db.store import Store
 
@@ -192,3 +193,27 @@ def test_eight_workers_take_each_of_many_jobs_once(url):
         assert set(runs) == ids
         assert set(runs.values()) == {1}
         assert {job.attempts for job in store.jobs(limit=jobs)} == {1}
+
+
+def test_a_job_that_keeps_killing_its_workers_fails(store):
+    job = store.submit_job({"n": 1})
+    for number in range(MAX_FRUITLESS_ATTEMPTS):
+        assert store.claim_job(f"worker {number}", -1.0).id == job.id
+    assert store.claim_job("one more", 60) is None
+    failed = store.job(job.id)
+    assert (failed.state, failed.attempts) == (JobState.FAILED, MAX_FRUITLESS_ATTEMPTS)
+    assert "5 workers in a row" in failed.message
+
+
+def test_a_job_that_gets_on_or_is_given_back_is_tried_on(store):
+    job = store.submit_job({"n": 1})
+    for number in range(2 * MAX_FRUITLESS_ATTEMPTS):
+        assert store.claim_job(f"worker {number}", -1.0).id == job.id
+        if number % 3 == 2:
+            store.add_event(job.id, "measurement", {"done": number})
+    assert store.claim_job("a patient one", 60).id == job.id
+    assert not store.release_job(job.id, "somebody else")
+    for number in range(2 * MAX_FRUITLESS_ATTEMPTS):
+        assert store.release_job(job.id, "a patient one" if number == 0 else "again")
+        time.sleep(0.002)
+        assert store.claim_job("again", 60).id == job.id
