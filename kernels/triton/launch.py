@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from flce_tune.kernels.config import Accumulator, Tile
-from flce_tune.kernels.limits import programs_per_sm
+from flce_tune.kernels.limits import SUM_STRIP, programs_per_sm
 from flce_tune.kernels.loss import weight_total
 from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.triton.arguments import (
@@ -19,10 +19,6 @@ from flce_tune.kernels.triton.arguments import (
 from flce_tune.kernels.triton.atomic import atomic_kernel
 from flce_tune.kernels.triton.product import product_kernel
 from flce_tune.kernels.values import Inputs, LossSpec, Statistics, Wanted
-
-STORE_WIDTH = 64
-"""Columns of a sum exchanged at a time. For 128×256 tiles on sm_90, 32 columns spill nothing, 64
-spill up to 464 bytes, 128 up to 2024; 64 is fastest, as narrower strips wait for memory more."""
 
 
 def launch_product(
@@ -67,7 +63,7 @@ def launch_product(
         ACCUMULATOR=accumulator,
         PRIOR=prior,
         LAST=last,
-        STORE_WIDTH=STORE_WIDTH,
+        STORE_WIDTH=SUM_STRIP,
         WHOLE=out.element_size() == 2,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

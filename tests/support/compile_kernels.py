@@ -1,0 +1,144 @@
+"""Compiles the tiled kernels for a GPU that is not there; a program, without the interpreter.
+
+    python compile_kernels.py 9 0 232448
+
+Prints one JSON line per kernel: its name, the tile, the shared memory the compiler took and what
+``limits.shared_memory`` estimated.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from flce_tune.kernels.config import Tile
+from flce_tune.kernels.limits import SUM_STRIP, reject_tile, shared_memory
+from flce_tune.kernels.problem import Device, Problem
+from flce_tune.kernels.strategies.common import GEMMS, TILES
+from flce_tune.kernels.triton.logits import logits_kernel, slab_gradient_kernel
+from flce_tune.kernels.triton.product import product_kernel
+
+PROBLEM = Problem(4096, 4096, 128256)
+
+
+def compiled(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], tile: Tile, target: GPUTarget
+) -> Any:
+    """Compile one specialisation; pointers are float32 and scalars int32 unless ``types`` says."""
+    signature = {}
+    constants = dict(constants)
+    for name in kernel.arg_names:
+        guess = "*fp32" if name.endswith("_ptr") else "i32"
+        signature[name] = "constexpr" if name in constants else types.get(name, guess)
+        if signature[name] == "absent":
+            signature[name], constants[name] = "constexpr", None
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    return triton.compile(ASTSource(kernel, signature, constants), target=target, options=options)
+
+
+def logits(tile: Tile, target: GPUTarget, *, store: bool) -> Any:
+    """The logits kernel with every option that has code of its own."""
+    flags = {"EVEN": False, "HAS_BIAS": True, "HAS_SOFTCAP": True, "HAS_CLASS_WEIGHT": False}
+    wanted = {"WANT_SUM": True, "WANT_MEAN": True, "WANT_PREDICTION": True}
+    types = {
+        "x_desc": f"tensordesc<bf16[{tile.n_block}, {tile.d_block}]>",
+        "w_desc": f"tensordesc<bf16[{tile.v_block}, {tile.d_block}]>",
+        "out_desc": f"tensordesc<bf16[{tile.n_block}, {tile.v_block}]>" if store else "absent",
+        "bias_ptr": "*bf16",
+        "class_weight_ptr": "absent",
+        "best_ptr": "*i32",
+        "scale": "fp32",
+        "softcap": "fp32",
+    }
+    constants = {**blocks(tile), "STORE": store, **flags, **wanted}
+    return compiled(logits_kernel, types, constants, tile, target)
+
+
+def slab(tile: Tile, target: GPUTarget) -> Any:
+    """The recomputed gradient, plain."""
+    absent = dict.fromkeys(("bias_ptr", "c_ptr", "e_ptr", "class_weight_ptr"), "absent")
+    types = {
+        "x_desc": f"tensordesc<bf16[{tile.n_block}, {tile.d_block}]>",
+        "w_desc": f"tensordesc<bf16[{tile.v_block}, {tile.d_block}]>",
+        "out_desc": f"tensordesc<bf16[{tile.n_block}, {tile.v_block}]>",
+        "target_ptr": "*i64",
+        "scale": "fp32",
+        "softcap": "fp32",
+        **absent,
+    }
+    names = ("BIAS", "SCALE", "SOFTCAP", "C", "E", "CLASS_WEIGHT")
+    constants = {**blocks(tile), **{f"HAS_{name}": False for name in names}}
+    return compiled(slab_gradient_kernel, types, constants, tile, target)
+
+
+def blocks(tile: Tile) -> dict[str, Any]:
+    """A tile as constants of a logits kernel."""
+    return {
+        "N_BLOCK": tile.n_block,
+        "V_BLOCK": tile.v_block,
+        "D_BLOCK": tile.d_block,
+        "GROUP": tile.group,
+    }
+
+
+def product(tile: Tile, name: str, accumulator: str, target: GPUTarget) -> Any:
+    """dX or dW, written once ("") or added to a sum."""
+    m, k = (tile.n_block, tile.v_block) if name == "dx" else (tile.v_block, tile.n_block)
+    transposed = name == "dw"
+    extra = {"fp32": "*fp32", "split24": "*u8"}.get(accumulator, "absent")
+    types = {
+        "a_desc": f"tensordesc<bf16[{k}, {m}]>" if transposed else f"tensordesc<bf16[{m}, {k}]>",
+        "b_desc": f"tensordesc<bf16[{k}, {tile.d_block}]>",
+        "out_desc": f"tensordesc<bf16[{m}, {tile.d_block}]>",
+        "out_ptr": "*bf16",
+        "extra_ptr": extra,
+    }
+    constants = {
+        "M_BLOCK": m,
+        "N_BLOCK": tile.d_block,
+        "K_BLOCK": k,
+        "GROUP": tile.group,
+        "TRANSPOSED": transposed,
+        "ACCUMULATOR": accumulator or "weight_dtype",
+        "PRIOR": bool(accumulator),
+        "LAST": not accumulator,
+        "STORE_WIDTH": SUM_STRIP,
+        "WHOLE": True,
+    }
+    return compiled(product_kernel, types, constants, tile, target)
+
+
+def main() -> None:
+    major, minor, smem = map(int, sys.argv[1:])
+    device = Device("cuda", "a GPU", (major, minor), 100, smem, 1 << 34)
+    target = GPUTarget("cuda", 10 * major + minor, 32)
+    for name, contraction in GEMMS.items():
+        for tile in TILES[name][::3] + TILES[name][-1:]:
+            for accumulator in ("",) if name == "logits" else ("", "split24"):
+                if reject_tile(tile, contraction, PROBLEM, device, accumulator):
+                    continue
+                kernels = {}
+                if name == "logits":
+                    kernels["logits"] = logits(tile, target, store=True)
+                    kernels["statistics"] = logits(tile, target, store=False)
+                    kernels["slab"] = slab(tile, target)
+                else:
+                    kernels[name] = product(tile, name, accumulator, target)
+                estimate = shared_memory(tile, contraction, 2, accumulator)
+                for label, kernel in kernels.items():
+                    row = {
+                        "kernel": f"{label} {accumulator}".strip(),
+                        "tile": str(tile),
+                        "shared": kernel.metadata.shared,
+                        "estimate": estimate,
+                    }
+                    print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
