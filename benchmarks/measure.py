@@ -42,7 +42,8 @@ def at_most(seconds: float) -> Iterator[None]:
 
     begin = time.monotonic()
     outer_handler = signal.signal(signal.SIGALRM, expire)
-    outer_seconds, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    # Rings again each second: an exception raised inside a callback of the interpreter is lost.
+    outer_seconds, _ = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:

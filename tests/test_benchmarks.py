@@ -125,6 +125,9 @@ def run_comparison(implementations, **options):
     return comparison.run(shape, "peaked", contestants, Deadline(budget))
 
 
+@pytest.mark.filterwarnings(  # an alarm that strikes inside a gc callback is lost, and rings again
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 def test_a_failing_contestant_costs_itself_alone():
     from implementations import Implementation, plain_loss
 
