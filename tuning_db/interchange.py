@@ -7,6 +7,7 @@ evaluated.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -140,6 +141,17 @@ class Document(_Part):
                 raise ValueError(f"{place}: a winner must be ok, this is {measured.status.value}")
         return self
 
+    @functools.cached_property
+    def parents(
+        self,
+    ) -> tuple[tuple[DeviceRecord, ...], tuple[ToolchainRecord, ...], tuple[ProblemRecord, ...]]:
+        """The records that measurements refer to by position."""
+        return (
+            tuple(DeviceRecord(**part.model_dump()) for part in self.devices),
+            tuple(ToolchainRecord(**part.model_dump()) for part in self.toolchains),
+            tuple(ProblemRecord(**part.model_dump()) for part in self.problems),
+        )
+
     def measurement(self, number: int) -> Measurement:
         """Build the record of a measurement.
 
@@ -148,12 +160,10 @@ class Document(_Part):
         """
         part, place = self.measurements[number], f"measurements[{number}]"
         fields = {name: getattr(part, name) for name in MeasurementPart.model_fields}
-        device = _at(self.devices, part.device, f"{place}.device")
-        toolchain = _at(self.toolchains, part.toolchain, f"{place}.toolchain")
-        problem = _at(self.problems, part.problem, f"{place}.problem")
-        fields["device"] = DeviceRecord(**device.model_dump())
-        fields["toolchain"] = ToolchainRecord(**toolchain.model_dump())
-        fields["problem"] = ProblemRecord(**problem.model_dump())
+        devices, toolchains, problems = self.parents
+        fields["device"] = _at(devices, part.device, f"{place}.device")
+        fields["toolchain"] = _at(toolchains, part.toolchain, f"{place}.toolchain")
+        fields["problem"] = _at(problems, part.problem, f"{place}.problem")
         try:
             return Measurement(**fields)
         except ValueError as error:
@@ -279,7 +289,7 @@ class _Table:
         return [asdict(record) for record in self._positions]
 
 
-Part = TypeVar("Part", bound=_Part)
+Part = TypeVar("Part")
 
 
 def _at(parts: Sequence[Part], position: int, place: str) -> Part:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, func, insert, select
 from sqlalchemy.orm import Session
 
 from flce_tune.tuning_db import rows
@@ -31,19 +32,29 @@ from flce_tune.tuning_db.records import (
 _BATCH = 1000
 
 
-def add(session: Session, records: Iterable[Measurement]) -> list[MeasurementRow]:
-    """Append measurements, in order; their ids are set."""
-    added = []
+def add(session: Session, record: Measurement) -> MeasurementRow:
+    """Append a measurement; its id is set."""
+    created_at = record.created_at or rows.now(session)
+    row = MeasurementRow(**rows.measurement_values(record, Identities(session), created_at))
+    session.add(row)
+    session.flush()
+    return row
+
+
+def add_all(session: Session, records: Iterable[Measurement]) -> list[int]:
+    """Append measurements, in order; returns their ids."""
     identities = Identities(session)
     created_at = rows.now(session)
-    for record in records:
-        row = rows.measurement_row(record, identities, record.created_at or created_at)
-        session.add(row)
-        added.append(row)
-        if len(added) % _BATCH == 0:
-            session.flush()
-    session.flush()
-    return added
+    statement = insert(MeasurementRow).returning(MeasurementRow.id, sort_by_parameter_order=True)
+    ids: list[int] = []
+    left = iter(records)
+    while batch := list(itertools.islice(left, _BATCH)):
+        values = [
+            rows.measurement_values(record, identities, record.created_at or created_at)
+            for record in batch
+        ]
+        ids += session.scalars(statement, values)
+    return ids
 
 
 def matching(

@@ -31,8 +31,8 @@ def merge(
         How many measurements and how many winners were added.
     """
     ids = _ids_by_content(session, measurements)
-    new = {_content(m): m for m in measurements if _content(m) not in ids}
-    ids.update(zip(new, (row.id for row in stored.add(session, new.values())), strict=True))
+    new = {content: m for m in measurements if (content := _content(m)) not in ids}
+    ids.update(zip(new, stored.add_all(session, new.values()), strict=True))
     fronts: dict[tuple[DeviceRecord, ProblemRecord], list[Winner]] = {}
     for winner in winners:
         measurement = replace(winner.measurement, id=ids[_content(winner.measurement)])

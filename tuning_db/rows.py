@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timezone
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -91,29 +92,29 @@ def measurement_record(row: models.MeasurementRow) -> Measurement:
     )
 
 
-def measurement_row(
+def measurement_values(
     record: Measurement, identities: Identities, created_at: datetime
-) -> models.MeasurementRow:
-    """Turn a record into a new row; its device, toolchain and problem are added if new."""
-    return models.MeasurementRow(
-        device_id=identities.device(record.device),
-        toolchain_id=identities.toolchain(record.toolchain),
-        problem_id=identities.problem(record.problem),
-        tokens=record.tokens,
-        config=canonical_config(record.config),
-        status=record.status,
-        samples_ms=list(record.samples_ms),
-        median_ms=record.median_ms,
-        spread_ms=record.spread_ms,
-        workspace_bytes=record.workspace_bytes,
-        registers=record.registers,
-        spills=record.spills,
-        shared_memory=record.shared_memory,
-        errors=dict(record.errors),
-        clocks_mhz=record.clocks_mhz,
-        message=storable(record.message),
-        created_at=created_at,
-    )
+) -> dict[str, Any]:
+    """Turn a record into a new row's values; its device, toolchain and problem are added if new."""
+    return {
+        "device_id": identities.device(record.device),
+        "toolchain_id": identities.toolchain(record.toolchain),
+        "problem_id": identities.problem(record.problem),
+        "tokens": record.tokens,
+        "config": canonical_config(record.config),
+        "status": record.status,
+        "samples_ms": list(record.samples_ms),
+        "median_ms": record.median_ms,
+        "spread_ms": record.spread_ms,
+        "workspace_bytes": record.workspace_bytes,
+        "registers": record.registers,
+        "spills": record.spills,
+        "shared_memory": record.shared_memory,
+        "errors": dict(record.errors),
+        "clocks_mhz": record.clocks_mhz,
+        "message": storable(record.message),
+        "created_at": created_at,
+    }
 
 
 def winner_record(row: models.WinnerRow) -> Winner:

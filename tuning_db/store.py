@@ -93,13 +93,12 @@ class Store:
     def add_measurement(self, measurement: Measurement) -> Measurement:
         """Append a measurement; returns it with its id and, if it had none, creation time."""
         with self._database.writing() as session:
-            (row,) = measurements.add(session, [measurement])
-            return rows.measurement_record(row)
+            return rows.measurement_record(measurements.add(session, measurement))
 
     def add_measurements(self, records: Iterable[Measurement]) -> int:
         """Append many measurements, all or none; returns how many."""
         with self._database.writing() as session:
-            return len(measurements.add(session, records))
+            return len(measurements.add_all(session, records))
 
     def measurements(
         self,
