@@ -62,16 +62,15 @@ def candidates(case: Case, device: torch.device) -> Iterator[Candidate]:
 
 def _of_upstream(case: Case, device: torch.device) -> Iterator[Candidate]:
     config = Config("chunked", chunk=-(-case.shape.tokens // 4))
-    third = {"upstream": 1 / 3}
     for s in DIVISORS:
         for candidate in (
             plain("plain, loss", divided=s),
-            plain("plain, loss / 3", divided=s, **third),
+            plain("plain, loss / 3", divided=s, upstream=1 / 3),
             plain("plain, float32 logits, loss", torch.float32, divided=s),
-            plain("plain, float32 logits, loss / 3", torch.float32, divided=s, **third),
+            plain("plain, float32 logits, loss / 3", torch.float32, divided=s, upstream=1 / 3),
             ours("chunked, loss", config, divided=s),
             ours("chunked, loss / 4", config, divided=s, upstream=1 / 4),
-            ours("chunked, loss / 3", config, divided=s, **third),
+            ours("chunked, loss / 3", config, divided=s, upstream=1 / 3),
             ours("chunked, divisor 3 times as large", config, divided=3 * s),
         ):
             yield replace(candidate, details={**candidate.details, "divisor": s})

@@ -334,8 +334,9 @@ def load_exactness():
     return module
 
 
-def test_exactness_sees_what_accumulators_do_and_says_what_is_missing(tmp_path):
+def test_exactness_sees_what_accumulators_do_and_says_what_is_missing(tmp_path, monkeypatch):
     exactness = load_exactness()
+    monkeypatch.setattr(exactness, "DIVISORS", exactness.DIVISORS[:2])
     out = tmp_path / "deep" / "exactness.json"
     arguments = ["--shapes", "256,16,200", "--device", "cpu", "--out", str(out)]
     assert exactness.main([*arguments, "--dtypes", "bfloat16"]) == 0
