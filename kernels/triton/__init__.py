@@ -1,5 +1,5 @@
 """Triton kernels and their launchers.
 
-``backend`` has the strategies' primitives; ``rows``, ``logits`` and ``product`` the kernels
-behind them; ``atomic`` the article's kernel, which is a strategy by itself.
+``backend`` has the strategies' primitives; ``rows``, ``labels``, ``logits`` and ``product`` the
+kernels behind them; ``atomic`` the article's kernel, which is a strategy by itself.
 """

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from flce_tune.kernels.config import Tile
 from flce_tune.kernels.torch_backend import raw_logits
+from flce_tune.kernels.triton import labels, rows
 from flce_tune.kernels.triton import logits as logits_gemm
-from flce_tune.kernels.triton import rows
 from flce_tune.kernels.triton.arguments import (
     descriptor,
     empty_statistics,
@@ -180,7 +180,7 @@ def _target_gradients(
     Recomputed logits may round differently, and p - 1 has no digits to spare where p is near 1.
     """
     n, width = out.shape
-    rows.target_gradient_kernel[(triton.cdiv(n, PICK_ROWS),)](
+    labels.target_gradient_kernel[(triton.cdiv(n, PICK_ROWS),)](
         out,
         out.stride(0),
         inputs.target,
@@ -266,7 +266,7 @@ def _target_logits(inputs: Inputs, loss: LossSpec, stored: Tensor | None, into: 
     vocab = inputs.weight.shape[0]
     has_softcap = loss.softcap is not None
     if stored is not None:
-        rows.stored_target_logit_kernel[(triton.cdiv(n, PICK_ROWS),)](
+        labels.stored_target_logit_kernel[(triton.cdiv(n, PICK_ROWS),)](
             stored,
             stored.stride(0),
             inputs.target,
@@ -278,7 +278,7 @@ def _target_logits(inputs: Inputs, loss: LossSpec, stored: Tensor | None, into: 
             ROWS=PICK_ROWS,
         )
         return
-    rows.target_logit_kernel[(n,)](
+    labels.target_logit_kernel[(n,)](
         inputs.x,
         inputs.weight,
         inputs.bias,

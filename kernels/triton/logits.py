@@ -12,7 +12,7 @@ Two kernels share the main loop:
   Without STORE it stores no logits, and its statistics are of the float32 accumulators.
 - ``slab_gradient_kernel`` knows the lse and stores G, of the float32 accumulators, all but the
   labels' own entries: looking for one column per row in every tile costs as much as the
-  exponential. ``rows.target_gradient_kernel`` writes those afterwards.
+  exponential. ``labels.target_gradient_kernel`` writes those afterwards.
 
 The epilogue is not hidden by the tensor cores, so it is kept short: per logit one fused
 multiply-add into the exponent, one exp2, and what the options need.
