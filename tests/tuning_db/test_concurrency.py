@@ -166,7 +166,7 @@ def test_killed_in_the_middle_of_a_write(url, measured):
     def die(_):
         with Store.open(url) as own, own._database.writing() as session:
             session.connection()
-            measurements.add(session, [measured(2.0)])
+            measurements.add(session, measured(2.0))
             os._exit(9)
 
     process = FORK.Process(target=die, args=(None,))
