@@ -1,4 +1,4 @@
-"""Time every stage of the op by itself on a GPU: each GEMM by cuBLAS and by each tile, each row kernel.
+"""Time every stage of the op by itself on a GPU: GEMMs by cuBLAS and by each tile, row kernels.
 
     python benchmarks/stages.py --shape 4096,4096,128256 --out benchmarks/results/stages.json
 
@@ -12,7 +12,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +71,16 @@ def stages(shape: Shape, device: torch.device) -> Iterator[Stage]:
     yield Stage("statistics", "row kernel", lambda: backend.statistics(z, inputs, loss, wanted),
                 bytes=2.0 * n * v)  # fmt: skip
     yield Stage("gradient", "row kernel, in place",
-                lambda: backend.gradient(z, inputs, stats, given, loss, z), bytes=4.0 * n * v)  # fmt: skip
+                lambda: backend.gradient(z, inputs, stats, given, loss, z),
+                bytes=4.0 * n * v)  # fmt: skip
     torch.mm(x, w.t(), out=z)
     yield Stage("logits", "cuBLAS", lambda: torch.mm(x, w.t(), out=z), gemm)
     yield Stage("dx", "cuBLAS", lambda: torch.mm(z, w, out=dx), gemm)
     yield Stage("dw", "cuBLAS", lambda: torch.mm(g, x, out=dw), gemm)
     yield Stage("dw += bfloat16", "cuBLAS", lambda: torch.addmm(dw, g, x, out=dw), gemm)
     yield Stage("dw += float32", "cuBLAS",
-                lambda: torch.addmm(total, g, x, out_dtype=torch.float32, out=total), gemm)  # fmt: skip
+                lambda: torch.addmm(total, g, x, out_dtype=torch.float32, out=total),
+                gemm)  # fmt: skip
 
     def tiled(name: str, tile: Tile) -> Iterator[Stage]:
         how = str(tile)
@@ -126,7 +128,7 @@ def median_ms(work: Work, rounds: int, flush: torch.Tensor) -> float:
 
 def measure(stage: Stage, rounds: int, flush: torch.Tensor) -> dict[str, Any]:
     """One row; whatever a stage raises becomes its reason."""
-    row: dict[str, Any] = {k: v for k, v in asdict(stage).items() if k in ("name", "how")}
+    row: dict[str, Any] = {"name": stage.name, "how": stage.how}
     try:
         ms = median_ms(stage.work, rounds, flush)
     except Exception as error:  # noqa: BLE001 one variant may not compile; the others count
@@ -144,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("stages are those of a CUDA GPU, and there is none")
     device = torch.device("cuda", torch.cuda.current_device())
     flush = torch.empty(128 << 20, dtype=torch.uint8, device=device)
-    shapes = {}
+    shapes: dict[str, list[dict[str, Any]]] = {}
     for shape in arguments.shape:
         rows = shapes[str(shape)] = []
         for stage in stages(shape, device):
