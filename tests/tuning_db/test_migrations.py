@@ -78,6 +78,19 @@ def test_upgrading_again_changes_nothing(url, measured):
         assert store.measurements() == [stored]
 
 
+def test_another_process_makes_the_tables_between_two_looks(url, monkeypatch):
+    Store.open(url).close()
+    look, looks = migrations.revision, []
+
+    def late(connection):
+        looks.append(look(connection))
+        return None if len(looks) == 1 else looks[-1]
+
+    monkeypatch.setattr(migrations, "revision", late)
+    assert migrations.upgrade(url) == migrations.head()
+    assert len(looks) > 1
+
+
 def test_nothing_there_yet(url):
     if url.startswith("sqlite"):
         Path(url.removeprefix("sqlite:///")).parent.mkdir()

@@ -119,7 +119,10 @@ def revision(connection: Connection) -> str | None:
 def _refuse_foreign(connection: Connection, database: Database) -> None:
     tables = set(inspect(connection).get_table_names())
     ours = tables & set(Base.metadata.tables)
-    if ours or (database.is_sqlite and tables):
+    if not ours and not (database.is_sqlite and tables):
+        return
+    # Read again: another process may have made the tables since the caller looked.
+    if revision(connection) is None:
         raise SchemaMismatchError(
             f"{where(database.url)} holds tables of something else ({', '.join(sorted(tables))}); "
             f"give flce-tune a file, a PostgreSQL database or a schema of its own in FLCE_TUNE_DB"
