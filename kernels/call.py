@@ -12,9 +12,9 @@ from torch import Tensor
 
 from flce_tune.kernels.arguments import compute_dtype, direct
 from flce_tune.kernels.config import Config
-from flce_tune.kernels.fused import EagerFusedLoss, fused_loss
+from flce_tune.kernels.fused import eager_fused_loss, fused_loss
 from flce_tune.kernels.loss import statistics_dtype
-from flce_tune.kernels.per_row import EagerRowLoss, row_loss
+from flce_tune.kernels.per_row import eager_row_loss, row_loss
 from flce_tune.kernels.problem import Accumulate
 from flce_tune.kernels.reduction import LossOutputs, Reduction
 
@@ -57,7 +57,7 @@ class Call:
             grad and weight.requires_grad,
             grad and bias is not None and bias.requires_grad,
         )
-        run: Callable[..., Any] = EagerFusedLoss.apply if direct(x, weight) else fused_loss
+        run: Callable[..., Any] = eager_fused_loss if direct(x, weight) else fused_loss
         value, rows, lse, entropy, prediction, *_ = run(
             x, weight, target, bias, class_weight, asked.token_weight,
             asked.given_divisor(statistics_dtype(x.dtype)), *asked.scalars(), asked.kind, *needs,
@@ -71,7 +71,7 @@ class Call:
         """Differentiable token_loss and lse; entropy (differentiable) and prediction, or empty."""
         tensors = self._tensors()
         plain = direct(*tensors[:2])
-        run: Callable[..., Any] = EagerRowLoss.apply if plain else row_loss
+        run: Callable[..., Any] = eager_row_loss if plain else row_loss
         result = run(
             *tensors, *self.reduction.scalars(), *self.reduction.statistics(),
             self.check_targets, *self._choice(), self.grad_weight_out,

@@ -17,6 +17,7 @@ from flce_tune.kernels import loss as losses
 from flce_tune.kernels import selection, strategies
 from flce_tune.kernels.arguments import check_target_range, launching_on, prepare, problem_of
 from flce_tune.kernels.config import Config
+from flce_tune.kernels.eager import eager_twin
 from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.scaling import add_scaled_, scaled
 from flce_tune.kernels.strategies.common import gradient_dtype
@@ -198,20 +199,4 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
 
 
 fused_loss.register_autograd(_backward, setup_context=_setup_context)
-
-
-class EagerFusedLoss(torch.autograd.Function):
-    """``fused_loss`` without the custom op's bookkeeping, which costs a few hundred µs a call."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        """Compute, and keep what backward needs; arguments and results are the custom op's."""
-        output = compute(*arguments)
-        ctx.set_materialize_grads(False)
-        _setup_context(ctx, arguments, output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Multiply them by the upstream gradient."""
-        return _backward(ctx, *grads)
+eager_fused_loss = eager_twin(compute, _setup_context, _backward)

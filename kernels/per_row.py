@@ -22,6 +22,7 @@ from flce_tune.kernels.arguments import (
     problem_of,
 )
 from flce_tune.kernels.config import Config
+from flce_tune.kernels.eager import eager_twin
 from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.values import Gradients, LossSpec, Statistics, Wanted
 
@@ -239,20 +240,4 @@ def _backward(
 
 
 row_loss.register_autograd(_backward, setup_context=_setup_context)
-
-
-class EagerRowLoss(torch.autograd.Function):
-    """``row_loss`` without the custom op's bookkeeping, which costs a few hundred µs a call."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        """Compute, and keep what backward needs; arguments and results are the custom op's."""
-        output = compute(*arguments)
-        ctx.set_materialize_grads(False)
-        _setup_context(ctx, arguments, output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Recompute the logits and turn them into gradients."""
-        return _backward(ctx, *grads)
+eager_row_loss = eager_twin(compute, _setup_context, _backward)

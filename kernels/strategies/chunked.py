@@ -47,10 +47,8 @@ class Chunked:
     def _reject_common(self, config: Config, problem: Problem, device: Device) -> str | None:
         if config.slab is not None:
             return f"{self.name} has no slab, got {config.slab}"
-        if reason := common.reject_accumulator(config, problem):
-            return reason
         summed = config.chunk is not None and config.chunk < problem.tokens
-        return common.reject_tiles(config, problem, device, accumulated="dw" if summed else "")
+        return common.reject_gemms(config, problem, device, accumulated="dw" if summed else "")
 
     def space(self, problem: Problem, device: Device) -> Iterator[Config]:
         """Every chunk and accumulator with the base GEMMs; every GEMM at the default chunk."""
@@ -70,7 +68,7 @@ class Chunked:
         return Config(
             self.name,
             chunk=min(chunk, 4096),
-            accumulator="weight_dtype" if problem.accumulate == "weight_dtype" else "fp32",
+            accumulator=common.accumulators(problem)[0],
         )
 
     def workspace(self, config: Config, problem: Problem) -> int:

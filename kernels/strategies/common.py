@@ -81,13 +81,13 @@ def gradient_dtype(compute: torch.dtype) -> torch.dtype:
 
 
 def accumulators(problem: Problem) -> tuple[Accumulator, ...]:
-    """The accumulators that keep the accuracy the problem asks for."""
+    """The accumulators that keep the accuracy the problem asks for, the default first."""
     if problem.accumulate == "weight_dtype":
         return ("weight_dtype",)
     return ("fp32", "split24") if problem.dtype == "bfloat16" else ("fp32",)
 
 
-def reject_accumulator(config: Config, problem: Problem) -> str | None:
+def _reject_accumulator(config: Config, problem: Problem) -> str | None:
     """Say why the config's accumulator does not suit the problem, or None."""
     if config.accumulator == "weight_dtype" and problem.accumulate != "weight_dtype":
         return 'accumulator weight_dtype needs accumulate="weight_dtype"'
@@ -101,8 +101,13 @@ def reject_accumulator(config: Config, problem: Problem) -> str | None:
     return None
 
 
-def reject_tiles(config: Config, problem: Problem, device: Device, accumulated: str) -> str | None:
-    """Say why one of the tiles cannot run, or None; ``accumulated`` is "dx" or "dw"."""
+def reject_gemms(config: Config, problem: Problem, device: Device, accumulated: str) -> str | None:
+    """Say why the accumulator or a tile cannot run, or None.
+
+    ``accumulated`` names the GEMM that adds to a sum: "dx", "dw" or "" for neither.
+    """
+    if reason := _reject_accumulator(config, problem):
+        return reason
     for name, contraction in GEMMS.items():
         tile = getattr(config, name)
         accumulator = config.accumulator if name == accumulated else ""

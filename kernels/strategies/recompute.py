@@ -45,10 +45,8 @@ class Recompute:
             return "recompute needs a slab, the number of vocabulary columns per slab"
         if config.chunk is not None:
             return f"recompute has no chunk, got {config.chunk}"
-        if reason := common.reject_accumulator(config, problem):
-            return reason
         summed = config.slab < problem.vocab
-        return common.reject_tiles(config, problem, device, accumulated="dx" if summed else "")
+        return common.reject_gemms(config, problem, device, accumulated="dx" if summed else "")
 
     def space(self, problem: Problem, device: Device) -> Iterator[Config]:
         """Every slab and accumulator with the base GEMMs; every GEMM at the default slab."""
@@ -69,7 +67,7 @@ class Recompute:
             self.name,
             logits=common.preferred_tile("logits", problem, device),
             slab=min(slab, SLABS[-1]),
-            accumulator="weight_dtype" if problem.accumulate == "weight_dtype" else "fp32",
+            accumulator=common.accumulators(problem)[0],
         )
 
     def workspace(self, config: Config, problem: Problem) -> int:
