@@ -8,28 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-
-import torch
 
 from flce_tune.errors import SweepError
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Problem
 from flce_tune.sweep.failures import CandidateError
 from flce_tune.sweep.measure import BenchFactory
-from flce_tune.sweep.worker import StoppedError, Worker
+from flce_tune.sweep.places import Place
+from flce_tune.sweep.worker import StoppedError
 
-CONTEXT_BYTES = 1 << 30  # of a process on the device, at most
 TOKENS = 256  # divisible by all that Triton specialises on, like most real token counts
 
 
 def precompile(
     configs: Sequence[Config],
     problem: Problem,
-    device: torch.device,
+    place: Place,
     make_bench: BenchFactory,
     *,
     timeout_s: float,
@@ -52,7 +49,7 @@ def precompile(
         return cancelled.is_set() or (should_stop is not None and should_stop())
 
     def work() -> None:
-        worker = Worker(make_bench, small, device, 0, stopped)
+        worker = place.runner(make_bench, small, 0, stopped)
         # A worker that cannot start leaves its share to the others, and at last to the measuring.
         with contextlib.closing(worker), contextlib.suppress(queue.Empty, SweepError, StoppedError):
             while True:
@@ -62,7 +59,7 @@ def precompile(
                 except CandidateError as error:
                     failures[config] = error
 
-    count = min(processes or _processes(small, device), len(configs))
+    count = min(processes or place.processes(small), len(configs))
     threads = [threading.Thread(target=work, name=f"precompile-{i}") for i in range(count)]
     for thread in threads:
         thread.start()
@@ -74,13 +71,3 @@ def precompile(
     if should_stop is not None and should_stop():
         raise StoppedError
     return failures
-
-
-def _processes(problem: Problem, device: torch.device) -> int:
-    """As many as there are cores, and room on the device for their weights and gradients."""
-    cores = os.cpu_count() or 1
-    if device.type != "cuda":
-        return cores
-    matrix = problem.vocab * problem.hidden * problem.itemsize
-    each = CONTEXT_BYTES + 6 * matrix
-    return max(1, min(cores, torch.cuda.mem_get_info(device)[0] // each))

@@ -11,6 +11,7 @@ from flce_tune.kernels import strategies
 from flce_tune.kernels.problem import Problem
 from flce_tune.sweep.events import ProblemReport, SweepEvents, SweepOptions, SweepReport
 from flce_tune.sweep.measure import BenchFactory, OpBench
+from flce_tune.sweep.places import LocalPlace
 from flce_tune.sweep.tuning import ProblemSweep
 from flce_tune.sweep.worker import StoppedError
 from flce_tune.tuning_db.store import Store
@@ -41,11 +42,12 @@ def sweep(
     options = options or SweepOptions()
     for name in options.strategies or ():
         strategies.get(name)
+    place = LocalPlace(device, isolate=options.isolate)
     reports: list[ProblemReport] = []
     interrupted = False
     for problem in problems:
         tuning = ProblemSweep(
-            problem, store, device, options, events or SweepEvents(), should_stop, make_bench
+            problem, store, place, options, events or SweepEvents(), should_stop, make_bench
         )
         try:
             reports.append(tuning.run())

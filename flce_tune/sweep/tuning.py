@@ -9,13 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from flce_tune.dispatch.convert import config_of, device_record, problem_record, toolchain_record
+from flce_tune.dispatch.convert import config_of, device_record, problem_record
 from flce_tune.errors import InvalidConfigError, SweepError
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
-from flce_tune.kernels.problem import Device, Problem, describe_device
+from flce_tune.kernels.problem import Problem
 from flce_tune.sweep.candidates import Search, covering
 from flce_tune.sweep.events import (
     ProblemReport,
@@ -24,9 +22,10 @@ from flce_tune.sweep.events import (
 )
 from flce_tune.sweep.failures import CandidateError
 from flce_tune.sweep.measure import BenchFactory, Trial
+from flce_tune.sweep.places import Place
 from flce_tune.sweep.precompile import precompile
 from flce_tune.sweep.race import Racer, front, half_iqr, interleave, shortlist
-from flce_tune.sweep.worker import LocalRunner, Method, Runner, StoppedError, Worker
+from flce_tune.sweep.worker import Method, StoppedError
 from flce_tune.tuning_db.records import Measurement, Status, Winner, canonical_config
 from flce_tune.tuning_db.store import Store
 
@@ -55,7 +54,7 @@ class ProblemSweep:
         self,
         problem: Problem,
         store: Store,
-        device: torch.device,
+        place: Place,
         options: SweepOptions,
         events: SweepEvents,
         should_stop: Callable[[], bool] | None,
@@ -63,17 +62,17 @@ class ProblemSweep:
     ) -> None:
         self._problem = problem
         self._store = store
-        self._torch_device = device
-        self._device: Device = describe_device(device)
+        self._place = place
+        self._device = place.device
         self._options = options
         self._effort = QUICK if options.quick else FULL
         self._events = events
         self._should_stop = should_stop or (lambda: False)
         self._make_bench = make_bench
-        self._runner: Runner = self._make_runner()
+        self._runner = place.runner(make_bench, problem, options.seed, self._should_stop)
         self._device_record = device_record(self._device)
         self._problem_record = problem_record(problem)
-        self._toolchain = toolchain_record(device)
+        self._toolchain = place.toolchain
         self._racers: dict[Config, Racer[Config]] = {}  # all that ran, with their samples so far
         self._trials: dict[Config, Trial] = {}  # of those checked by this sweep
         self._progress = ProblemReport(problem)
@@ -85,6 +84,7 @@ class ProblemSweep:
 
         Raises:
             StoppedError: ``should_stop`` said so.
+            PlaceLostError: the place is gone.
         """
         try:
             default = strategies.default(self._problem, self._device)
@@ -110,12 +110,6 @@ class ProblemSweep:
             failures=dict(self._failures),
             seconds=time.monotonic() - self._started,
         )
-
-    def _make_runner(self) -> Runner:
-        arguments = (self._make_bench, self._problem, self._torch_device, self._options.seed)
-        if self._options.isolate:
-            return Worker(*arguments, should_stop=self._should_stop)
-        return LocalRunner(*arguments)
 
     def _incumbents(self) -> list[Config]:
         """The stored winners that can run here, fastest first."""
@@ -157,7 +151,7 @@ class ProblemSweep:
 
     def _compile(self, search: Search) -> None:
         """Compile all tiles ahead on a GPU, and store which configs cannot be compiled."""
-        if self._torch_device.type != "cuda" or not self._options.isolate:
+        if self._device.kind != "cuda" or not self._options.isolate:
             return
         known = self._known()
         tiled = [c for c in covering(search.space) if (c.logits, c.dx, c.dw) != (None,) * 3]
@@ -168,7 +162,7 @@ class ProblemSweep:
         failures = precompile(
             todo,
             self._problem,
-            self._torch_device,
+            self._place,
             self._make_bench,
             timeout_s=self._options.timeout_s,
             should_stop=self._should_stop,

@@ -19,6 +19,7 @@ from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
 from flce_tune.sweep.events import ProblemReport, SweepEvents, SweepOptions
 from flce_tune.sweep.measure import BenchFactory, OpBench
+from flce_tune.sweep.places import LocalPlace
 from flce_tune.sweep.tuning import ProblemSweep
 from flce_tune.sweep.worker import StoppedError
 from flce_tune.tuning_db.records import Measurement, ProblemRecord, Status, Winner
@@ -71,6 +72,7 @@ def verify(
         StoreError: the store failed.
     """
     options = options or SweepOptions(quick=True)
+    place = LocalPlace(device, isolate=options.isolate)
     done = []
     for front in fronts:
         record, tokens = front[0].measurement.problem, front[0].measurement.tokens
@@ -80,7 +82,7 @@ def verify(
             done.append(Verification(record, None, (), f"this version cannot measure it: {error}"))
             continue
         again = _Again(
-            problem, store, device, options, events or SweepEvents(), should_stop, make_bench
+            problem, store, place, options, events or SweepEvents(), should_stop, make_bench
         )
         try:
             report = again.run_again(front)

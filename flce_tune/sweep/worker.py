@@ -38,10 +38,14 @@ START_TIMEOUT_S = 300.0  # for importing torch and making the inputs on a busy m
 POLL_S = 0.1  # how often a waiting parent looks at should_stop
 LAST_WORDS = 1500  # bytes of stderr kept when a worker dies
 
-_BOOT = (
-    "import sys; sys.path[:] = sys.argv[3:]; "
-    "from flce_tune.sweep.worker_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
-)
+_BOOT = """
+import os, sys
+descriptor, parent, visible, *sys.path[:] = sys.argv[1:]
+if visible:
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible
+from flce_tune.sweep.worker_main import main
+main(int(descriptor), int(parent))
+"""
 
 
 class StoppedError(Exception):
@@ -100,8 +104,11 @@ class Worker:
         device: torch.device,
         seed: int,
         should_stop: Callable[[], bool] | None = None,
+        *,
+        visible: str | None = None,  # the only GPU the process sees, by UUID; None: as here
     ) -> None:
         self._arguments = pickle.dumps((make_bench, problem, str(device), seed))
+        self._visible = visible or ""
         self._should_stop = should_stop or (lambda: False)
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection[Any, Any] | None = None
@@ -154,6 +161,7 @@ class Worker:
                 _BOOT,
                 str(theirs.fileno()),
                 str(os.getpid()),
+                self._visible,
                 *filter(None, sys.path),
             ],
             pass_fds=(theirs.fileno(),),

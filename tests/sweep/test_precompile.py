@@ -1,6 +1,7 @@
 import pytest
 
 from flce_tune.kernels.config import Config
+from flce_tune.sweep.places import LocalPlace
 from flce_tune.sweep.precompile import precompile
 from flce_tune.sweep.worker import StoppedError
 from flce_tune.tuning_db.records import Status
@@ -10,7 +11,12 @@ def test_what_cannot_be_compiled_is_told(planted, problem, cpu):
     strategy = planted.Planted()
     bad = [strategy.config("compiler"), strategy.config("exits")]
     failures = precompile(
-        [*bad, Config("full")], problem, cpu, planted.PlantedBench, timeout_s=60, processes=2
+        [*bad, Config("full")],
+        problem,
+        LocalPlace(cpu),
+        planted.PlantedBench,
+        timeout_s=60,
+        processes=2,
     )
     assert {c: e.status for c, e in failures.items()} == {
         bad[0]: Status.COMPILE_ERROR,
@@ -23,7 +29,7 @@ def test_a_stop_ends_the_compiling(planted, problem, cpu):
         precompile(
             [planted.Planted().config("hangs")],
             problem,
-            cpu,
+            LocalPlace(cpu),
             planted.PlantedBench,
             timeout_s=60,
             should_stop=lambda: True,
@@ -31,4 +37,4 @@ def test_a_stop_ends_the_compiling(planted, problem, cpu):
 
 
 def test_nothing_to_compile(planted, problem, cpu):
-    assert precompile([], problem, cpu, planted.PlantedBench, timeout_s=1) == {}
+    assert precompile([], problem, LocalPlace(cpu), planted.PlantedBench, timeout_s=1) == {}

@@ -1,0 +1,103 @@
+"""Where a sweep measures: a device of this host, or of another one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from flce_tune.dispatch.convert import toolchain_record
+from flce_tune.kernels.problem import Device, Problem, describe_device
+from flce_tune.sweep.measure import BenchFactory
+from flce_tune.sweep.worker import LocalRunner, Runner, Worker
+from flce_tune.tuning_db.records import ToolchainRecord
+
+CONTEXT_BYTES = 1 << 30  # of a process on a GPU, at most
+
+
+class PlaceLostError(Exception):
+    """The place does not answer any more; what was being measured says nothing of its config."""
+
+
+class Place(Protocol):
+    """One device that measures one problem at a time."""
+
+    @property
+    def name(self) -> str:
+        """What people call it, unique among the places of a sweep."""
+
+    @property
+    def device(self) -> Device:
+        """What it is."""
+
+    @property
+    def toolchain(self) -> ToolchainRecord:
+        """The software measurements are taken with there."""
+
+    def runner(
+        self,
+        make_bench: BenchFactory,
+        problem: Problem,
+        seed: int,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Runner:
+        """Make a runner whose bench lives there. Several may be open at once, to compile."""
+
+    def processes(self, problem: Problem) -> int:
+        """How many runners of this problem may be open at once."""
+
+
+class LocalPlace:
+    """A device of this host."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        name: str | None = None,
+        visible: str | None = None,
+        isolate: bool = True,
+        shares: int = 1,
+    ) -> None:
+        """Describe the device.
+
+        Args:
+            device: as this process knows it.
+            name: what people call it; by default as torch does.
+            visible: its UUID, to be the only GPU that workers see; None: they see what we see.
+            isolate: measure in another process.
+            shares: how many places share the cores of this host.
+        """
+        self.name = name or str(device)
+        self.device = describe_device(device)
+        self.toolchain = toolchain_record(device)
+        self._torch_device = device
+        self._visible = visible
+        self._isolate = isolate
+        self._shares = shares
+
+    def runner(
+        self,
+        make_bench: BenchFactory,
+        problem: Problem,
+        seed: int,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Runner:
+        """Make a runner: a worker process, or this one where nothing is isolated."""
+        if not self._isolate:
+            return LocalRunner(make_bench, problem, self._torch_device, seed)
+        device = self._torch_device
+        if self._visible is not None and device.type == "cuda":
+            device = torch.device("cuda", 0)  # the worker sees no other
+        return Worker(make_bench, problem, device, seed, should_stop, visible=self._visible)
+
+    def processes(self, problem: Problem) -> int:
+        """As many as this place's share of the cores, and room on the GPU for their tensors."""
+        cores = max(1, (os.cpu_count() or 1) // self._shares)
+        if self.device.kind != "cuda":
+            return cores
+        matrix = problem.vocab * problem.hidden * problem.itemsize
+        each = CONTEXT_BYTES + 6 * matrix
+        return max(1, min(cores, torch.cuda.mem_get_info(self._torch_device)[0] // each))
