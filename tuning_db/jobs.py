@@ -176,6 +176,17 @@ def find_events(session: Session, job_id: str, after_id: int, limit: int) -> lis
     return list(session.scalars(query))
 
 
+def find_latest_event(session: Session, job_id: str, kinds: Collection[str]) -> JobEventRow | None:
+    """Find a job's last event of one of these kinds."""
+    query = (
+        select(JobEventRow)
+        .where(JobEventRow.job_id == job_id, JobEventRow.kind.in_(kinds))
+        .order_by(JobEventRow.id.desc())
+        .limit(1)
+    )
+    return session.scalars(query).one_or_none()
+
+
 def _leased(session: Session, job_id: str, owner: str) -> JobRow | None:
     query = select(JobRow).where(
         JobRow.id == job_id, JobRow.state == JobState.RUNNING, JobRow.lease_owner == owner
@@ -186,9 +197,7 @@ def _leased(session: Session, job_id: str, owner: str) -> JobRow | None:
 def _fruitless(session: Session, row: JobRow) -> int:
     """Count the workers that were lost since anything was last measured."""
     events = select(JobEventRow).where(JobEventRow.job_id == row.id)
-    latest = session.scalars(
-        events.where(JobEventRow.kind == "measurement").order_by(JobEventRow.id.desc()).limit(1)
-    ).one_or_none()
+    latest = find_latest_event(session, row.id, ["measurement"])
     since = 0 if latest is None else latest.id
     states = session.scalars(events.where(JobEventRow.kind == "state", JobEventRow.id > since))
     return sum(("attempt" in event.data) - ("released" in event.data) for event in states)

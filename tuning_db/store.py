@@ -317,6 +317,12 @@ class Store:
             found = jobs.find_events(session, job_id, after_id, limit)
             return [rows.event_record(row) for row in found]
 
+    def latest_event(self, job_id: str, kinds: Collection[str]) -> JobEvent | None:
+        """Find the last event of a job that is of one of these kinds; None: there is none."""
+        with self._reading() as session:
+            row = jobs.find_latest_event(session, job_id, kinds)
+            return None if row is None else rows.event_record(row)
+
     # Tokens of the service
 
     def create_token(self, name: str, scope: Scope) -> str:

@@ -37,6 +37,15 @@ class Gate:
         self._scopes: dict[str, Scope | None] = {}  # by digest; None: revoked
         self._read_at: float | None = None
 
+    @property
+    def open(self) -> bool:
+        """Whether there is no token at all, so that everybody may do everything.
+
+        Raises:
+            StoreError: the tokens cannot be read.
+        """
+        return self._settings.token is None and not self._stored()
+
     def admit(self, client: str, token: str | None, needed: Scope) -> Scope:
         """Return what the caller may do, which is ``needed`` or more.
 

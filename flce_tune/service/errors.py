@@ -117,12 +117,18 @@ def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _store_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, StoreError)
+    return _api_error(request, store_failure(error))
+
+
+def store_failure(error: StoreError) -> ApiError:
+    """What to tell a caller whose request the database failed; the log gets the rest."""
     log.error("database: %s", error)
     if isinstance(error, SchemaMismatchError):
-        return _answer(503, "schema-mismatch", str(error))
+        return ApiError(503, "schema-mismatch", str(error))
     # The message may hold the database's address, which is nobody else's business.
     detail = "the tuning database cannot be used at the moment; the service's log says why"
-    return _answer(503, "database-unavailable", detail, headers={"Retry-After": "5"})
+    return ApiError(503, "database-unavailable", detail, headers={"Retry-After": "5"})
 
 
 def unexpected_error(request: Request, error: Exception) -> JSONResponse:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 import anyio.to_thread
 
@@ -30,18 +30,25 @@ class Feeds:
 
     async def follow(self, job_id: str, after: int) -> AsyncIterator[JobEvent]:
         """The events with ids above ``after``, until the job has ended and all were seen."""
+        async with contextlib.aclosing(self.batches(job_id, after)) as batches:
+            async for events in batches:
+                for event in events:
+                    yield event
+
+    async def batches(self, job_id: str, after: int) -> AsyncGenerator[list[JobEvent]]:
+        """The same events, as many at a time as there are."""
         with self._joined(job_id, after) as feed:
             while True:
                 if after < feed.start:
                     events = await anyio.to_thread.run_sync(self._store.events, job_id, after)
                 else:
                     events = feed.after(after)
-                for event in events:
-                    after = event.id
-                    yield event
-                if not events and feed.ended:
+                if events:
+                    after = events[-1].id
+                    yield events
+                elif feed.ended:
                     return
-                if not events:
+                else:
                     await feed.changed.wait()
 
     @contextlib.contextmanager

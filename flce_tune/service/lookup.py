@@ -32,6 +32,7 @@ class Lookup:
         self._lock = threading.Lock()
         self._version: int | None = None
         self._devices: list[DeviceRecord] = []
+        self._snapshot = self._shipped
         self._dispatcher = Dispatcher(Snapshot.empty(), shipped=self._shipped)
         self._answers: dict[bytes, bytes] = {}
         self._read_at: float | None = None
@@ -45,6 +46,16 @@ class Lookup:
         with self._lock:
             self._refresh()
             return self._dispatcher
+
+    def snapshot(self) -> Snapshot:
+        """All winners there are now: the stored ones, and those that ship where there are none.
+
+        Raises:
+            StoreError: the winners cannot be read.
+        """
+        with self._lock:
+            self._refresh()
+            return self._snapshot
 
     def forget(self) -> None:
         """Look for changes before the next answer: there are some."""
@@ -106,6 +117,7 @@ class Lookup:
         if version != self._version:
             winners = self._store.winners()
             snapshot = Snapshot.from_winners(winners, "this service's database")
+            self._snapshot = snapshot.over(self._shipped)
             self._dispatcher = Dispatcher(snapshot, shipped=self._shipped)
         if (version, devices) != (self._version, self._devices):
             self._answers = {}
