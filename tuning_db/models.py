@@ -202,6 +202,19 @@ class MissRow(Base):
     problem: Mapped[ProblemRow] = relationship(lazy="joined", innerjoin=True)
 
 
+class SweepLeaseRow(Base):
+    """Who sweeps a problem on a kind of device, and what the last sweep that ended was."""
+
+    __tablename__ = "sweep_lease"
+
+    device_id: Mapped[int] = mapped_column(ForeignKey("device.id"), primary_key=True)
+    problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"), primary_key=True)
+    owner: Mapped[str | None]
+    expires_at: Mapped[datetime | None]
+    finished: Mapped[str | None]
+    finished_at: Mapped[datetime | None]
+
+
 class JobRow(Base):
     """A tuning job and its lease."""
 

@@ -176,6 +176,16 @@ class JobEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class SweepLease:
+    """Who sweeps a problem on a kind of device, and what the last sweep of it was."""
+
+    owner: str | None  # None: nobody
+    expires_at: datetime | None  # of the owner's lease, unless it is renewed
+    finished: str | None  # what the last sweep that ended said it was; None: there was none
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class Miss:
     """A problem the dispatcher had no exact winner for."""
 

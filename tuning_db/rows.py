@@ -18,6 +18,7 @@ from flce_tune.tuning_db.records import (
     Measurement,
     Miss,
     ProblemRecord,
+    SweepLease,
     Token,
     ToolchainRecord,
     Winner,
@@ -137,6 +138,11 @@ def miss_record(row: models.MissRow) -> Miss:
         count=row.count,
         last_seen=row.last_seen,
     )
+
+
+def lease_record(row: models.SweepLeaseRow) -> SweepLease:
+    """Turn a row into a record."""
+    return SweepLease(row.owner, row.expires_at, row.finished, row.finished_at)
 
 
 def job_record(row: models.JobRow) -> Job:

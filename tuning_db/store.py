@@ -9,7 +9,16 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from flce_tune.tuning_db import jobs, measurements, merging, rows, tokens, trimming, winners
+from flce_tune.tuning_db import (
+    jobs,
+    leases,
+    measurements,
+    merging,
+    rows,
+    tokens,
+    trimming,
+    winners,
+)
 from flce_tune.tuning_db.engine import Database
 from flce_tune.tuning_db.faults import reading_rows
 from flce_tune.tuning_db.migrations import ensure_head
@@ -24,6 +33,7 @@ from flce_tune.tuning_db.records import (
     ProblemRecord,
     Scope,
     Status,
+    SweepLease,
     Token,
     ToolchainRecord,
     Winner,
@@ -222,6 +232,54 @@ class Store:
         """Forget a miss, if there is one."""
         with self._database.writing() as session:
             winners.clear_miss(session, device, problem)
+
+    # Leases of sweeps
+
+    def now(self) -> datetime:
+        """Read the clock that leases go by."""
+        with self._reading() as session:
+            return rows.now(session)
+
+    def claim_sweep(
+        self,
+        device: DeviceRecord,
+        problem: ProblemRecord,
+        owner: str,
+        seconds: float,
+        *,
+        dead_owner: str | None = None,
+    ) -> SweepLease:
+        """Ask to be the only one who sweeps a problem on a kind of device, for ``seconds``.
+
+        Granted if the returned lease has this ``owner``; else it tells who has it. An owner that
+        is known not to exist any more can be named as ``dead_owner``: its lease counts as run out.
+        """
+        with self._database.writing() as session:
+            return rows.lease_record(
+                leases.claim(session, device, problem, owner, seconds, dead_owner)
+            )
+
+    def renew_sweep(
+        self, device: DeviceRecord, problem: ProblemRecord, owner: str, seconds: float
+    ) -> bool:
+        """Extend a lease from now on; False if it is not this owner's any more."""
+        with self._database.writing() as session:
+            return leases.renew(session, device, problem, owner, seconds)
+
+    def release_sweep(
+        self,
+        device: DeviceRecord,
+        problem: ProblemRecord,
+        owner: str,
+        *,
+        finished: str | None = None,
+    ) -> bool:
+        """Give a lease back; False if it is not this owner's any more.
+
+        ``finished`` describes a sweep that has ended, for others that wanted to do the same.
+        """
+        with self._database.writing() as session:
+            return leases.release(session, device, problem, owner, finished)
 
     # Jobs
 
