@@ -30,6 +30,7 @@ from flce_tune.tuning_db.records import (
 )
 
 _BATCH = 1000
+_RACED = 3  # samples of a config that came through to a final; a first look takes one
 
 
 def add(session: Session, record: Measurement) -> MeasurementRow:
@@ -102,6 +103,34 @@ def latest_by_config(
         .order_by(MeasurementRow.id)
     )
     return {row.config: rows.measurement_record(row) for row in session.scalars(query)}
+
+
+def fastest(
+    session: Session, toolchain: ToolchainRecord, device: DeviceRecord | None
+) -> list[Measurement]:
+    """Find what a toolchain ran fastest of each device and problem.
+
+    The latest measurement of each config counts, and one that came through to a final beats any
+    that was timed once.
+    """
+    here = [MeasurementRow.toolchain_id == find_toolchain(toolchain)]
+    here += matching(device, None, None, 0)
+    latest = (
+        select(func.max(MeasurementRow.id))
+        .where(*here)
+        .group_by(MeasurementRow.device_id, MeasurementRow.problem_id, MeasurementRow.config)
+    )
+    raced = func.json_array_length(MeasurementRow.samples_ms) >= _RACED
+    rank = func.row_number().over(
+        partition_by=(MeasurementRow.device_id, MeasurementRow.problem_id),
+        order_by=(raced.desc(), MeasurementRow.median_ms, MeasurementRow.id),
+    )
+    ranked = (
+        select(MeasurementRow.id, rank.label("rank"))
+        .where(MeasurementRow.id.in_(latest), MeasurementRow.status == Status.OK)
+        .subquery()
+    )
+    return find(session, [MeasurementRow.id.in_(select(ranked.c.id).where(ranked.c.rank == 1))])
 
 
 def devices(session: Session) -> list[DeviceRecord]:

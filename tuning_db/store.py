@@ -144,6 +144,13 @@ class Store:
         with self._reading() as session:
             return measurements.latest_by_config(session, device, problem, tokens, toolchain)
 
+    def fastest(
+        self, toolchain: ToolchainRecord, device: DeviceRecord | None = None
+    ) -> list[Measurement]:
+        """List what a toolchain ran fastest of each device and problem, winner or not."""
+        with self._reading() as session:
+            return measurements.fastest(session, toolchain, device)
+
     def devices(self) -> list[DeviceRecord]:
         """List all devices, by name."""
         with self._reading() as session:

@@ -64,6 +64,21 @@ def device_slug(record: DeviceRecord) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", identity.lower()).strip("-.")
 
 
+def toolchain_slug(record: ToolchainRecord) -> str:
+    """The toolchain as one word, e.g. ``torch-2.13.0-triton-3.7.1-cuda-13.0-driver-580.1-0f3a…``.
+
+    Of the kernels' hash, the first twelve digits.
+    """
+    versions = {
+        "torch": record.torch,
+        "triton": record.triton,
+        "cuda": record.cuda,
+        "driver": record.driver,
+    }
+    parts = [f"{name}-{version}" for name, version in versions.items() if version]
+    return re.sub(r"[^a-z0-9.+]+", "-", "-".join([*parts, record.kernel_hash[:12]]).lower())
+
+
 def problem_record(problem: Problem) -> ProblemRecord:
     """The class of problems this one shares winners with."""
     return ProblemRecord(

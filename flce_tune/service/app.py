@@ -18,7 +18,16 @@ from flce_tune.service.feeds import Feeds
 from flce_tune.service.lookup import Lookup
 from flce_tune.service.metrics import Metrics
 from flce_tune.service.observe import Observe
-from flce_tune.service.routes import api_page, dashboard, health, jobs, misses, results, snapshots
+from flce_tune.service.routes import (
+    api_page,
+    compare,
+    dashboard,
+    health,
+    jobs,
+    misses,
+    results,
+    snapshots,
+)
 from flce_tune.service.runner import JobRunner
 from flce_tune.service.settings import ServiceSettings
 from flce_tune.tuning_db.store import Store
@@ -47,7 +56,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         private = {"dependencies": [Reader], "responses": errors.responses(401, 403, 429)}
     app.include_router(health.figures, **private)
     app.include_router(results.configs, **private)
-    for module in (jobs, misses, results, snapshots, dashboard):
+    for module in (jobs, misses, results, compare, snapshots, dashboard):
         app.include_router(module.router, **private)
     api_page.mount_assets(app)
     app.mount("/static", StaticFiles(packages=[(__package__, "static")]), name="static")

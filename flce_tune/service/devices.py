@@ -1,4 +1,4 @@
-"""Which device a query means."""
+"""Which device or toolchain a query means."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import asdict
 
 import torch
 
-from flce_tune.dispatch.convert import device_record, device_slug
+from flce_tune.dispatch.convert import device_record, device_slug, toolchain_slug
 from flce_tune.kernels.problem import describe_device
 from flce_tune.service import child
 from flce_tune.service.errors import ApiError, not_found
-from flce_tune.tuning_db.records import DeviceRecord
+from flce_tune.tuning_db.records import DeviceRecord, ToolchainRecord
 
 
 @functools.cache
@@ -55,6 +55,24 @@ def find_device(known: Iterable[DeviceRecord], wanted: str) -> DeviceRecord:
     if named:
         raise ApiError(409, "ambiguous-device", f"several devices are called {wanted!r}: {ids}")
     raise not_found("unknown-device", f"no device {wanted!r}; known are: {ids}")
+
+
+def find_toolchain(known: Iterable[ToolchainRecord], wanted: str) -> ToolchainRecord:
+    """The one toolchain whose id is, or contains, what is wanted, e.g. ``triton-3.7``.
+
+    Raises:
+        ApiError: 404 if there is none, 409 if there are several.
+    """
+    ids = {toolchain_slug(record): record for record in known}
+    if wanted in ids:
+        return ids[wanted]
+    fitting = [name for name in ids if wanted.lower() in name]
+    if len(fitting) == 1:
+        return ids[fitting[0]]
+    there = ", ".join(sorted(fitting or ids)) or "none yet"
+    if fitting:
+        raise ApiError(409, "ambiguous-toolchain", f"several toolchains fit {wanted!r}: {there}")
+    raise not_found("unknown-toolchain", f"no toolchain {wanted!r}; known are: {there}")
 
 
 def find_architecture(known: Iterable[DeviceRecord], wanted: str) -> DeviceRecord:

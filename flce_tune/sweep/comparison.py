@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flce_tune.tuning_db.records import DeviceRecord, ProblemRecord, Winner
+from flce_tune.tuning_db.records import DeviceRecord, ProblemRecord, ToolchainRecord, Winner
+from flce_tune.tuning_db.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +37,47 @@ class Difference:
         )
 
 
-def compare(a: Iterable[Winner], b: Iterable[Winner]) -> list[Difference]:
+def compare(
+    a: Iterable[Winner], b: Iterable[Winner], *, by_device: bool | None = None
+) -> list[Difference]:
     """Compare the fastest winners, by V, D and N.
 
-    If each side is of one device, as when two devices are compared, problems are matched whatever
-    the device; otherwise a problem is matched on the same device only.
+    Args:
+        a: one side.
+        b: the other.
+        by_device: whether a problem is matched on the same device only; None: unless each side is
+            of one device, as when two devices are compared.
     """
     sides = [list(a), list(b)]
-    single = all(len({w.measurement.device for w in side}) <= 1 for side in sides)
-    left, right = (_fastest(side, by_device=not single) for side in sides)
+    if by_device is None:
+        by_device = any(len({w.measurement.device for w in side}) > 1 for side in sides)
+    left, right = (_fastest(side, by_device=by_device) for side in sides)
     return [
         Difference(problem, device, left.get((device, problem)), right.get((device, problem)))
         for device, problem in sorted({*left, *right}, key=_order)
     ]
+
+
+def of_toolchain(
+    store: Store, toolchain: ToolchainRecord, device: DeviceRecord | None = None
+) -> list[Winner]:
+    """What a toolchain ran fastest: its winners, and where another's won since, its measurements.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    winners = [w for w in store.winners(device=device) if w.measurement.toolchain == toolchain]
+    won = {(w.measurement.device, w.measurement.problem) for w in winners}
+    measured = store.fastest(toolchain, device)
+    return winners + [
+        Winner(m, verified=False) for m in measured if (m.device, m.problem) not in won
+    ]
+
+
+def geometric_mean(differences: Iterable[Difference]) -> float | None:
+    """The mean of all ratios; above 1 where B is faster on the whole. None without a ratio."""
+    ratios = [one.ratio for one in differences if one.ratio is not None]
+    return statistics.geometric_mean(ratios) if ratios else None
 
 
 _Key = tuple[DeviceRecord | None, ProblemRecord]

@@ -28,7 +28,9 @@ OPERATIONS = {
     ("GET", "/v1/explain"): {200, 404, 409, 422, 503},
     ("GET", "/v1/measurements"): {200, 404, 409, 422, 503},
     ("GET", "/v1/winners"): {200, 404, 409, 422, 503},
+    ("GET", "/v1/compare"): {200, 404, 409, 422, 503},
     ("GET", "/v1/devices"): {200, 503},
+    ("GET", "/v1/toolchains"): {200, 503},
     ("GET", "/v1/presets"): {200},
     ("GET", "/v1/snapshots/{device}"): {200, 304, 404, 409, 422, 503},
 }

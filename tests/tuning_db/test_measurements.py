@@ -197,3 +197,18 @@ def test_two_stores_of_one_database_see_each_other(url, measured):
     with Store.open(url) as one, Store.open(url) as two:
         one.add_measurement(measured())
         assert two.count_measurements() == 1
+
+
+def test_the_fastest_of_a_toolchain_came_through_a_final(store, measured, toolchain, device):
+    newer = replace(toolchain, triton="3.9")
+    raced = {"toolchain": newer, "samples_ms": (2.0, 2.0, 2.0)}
+    store.add_measurement(measured(0.5))
+    store.add_measurement(measured(1.0, toolchain=newer, config={"strategy": "full"}))  # once
+    store.add_measurement(measured(1.5, **raced))
+    slower = store.add_measurement(measured(2.0, **raced))  # again: the latest counts
+    elsewhere = store.add_measurement(
+        measured(9.0, toolchain=newer, device=replace(device, name="Y"))
+    )
+    assert store.fastest(newer) == [slower, elsewhere]
+    assert store.fastest(newer, device) == [slower]
+    assert store.fastest(replace(toolchain, triton="0")) == []
