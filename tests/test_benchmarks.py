@@ -323,6 +323,47 @@ def test_the_corpus_is_the_same_each_time_and_as_long_as_asked():
     assert collect(200_000).text.startswith(first.text)
 
 
+# train_step
+
+
+def test_train_step_compares_heads_on_one_model(tmp_path, capsys, monkeypatch):
+    import train_step
+
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)
+    out = tmp_path / "deep" / "train_step.json"
+    sizes = ["--vocab", "300", "--hidden", "32", "--layers", "1", "--feed-forward", "64"]
+    sizes += ["--query-heads", "4", "--key-value-heads", "2", "--sequences", "2", "--length", "16"]
+    arguments = [*sizes, "--rounds", "2", "--device", "cpu", "--out", str(out)]
+    assert train_step.main([*arguments, "--heads", "eager_fp32,liger,ours"]) == 0
+    document = json.loads(out.read_text())
+    rows = {row["family"]: row for row in document["heads"]}
+    assert "liger_kernel" in rows["liger"]["reason"]
+    assert rows["ours"]["first_loss"] == pytest.approx(rows["eager_fp32"]["first_loss"], rel=1e-4)
+    assert len(rows["ours"]["samples_ms"]) == document["rounds"] == 2
+    tokens_per_ms = document["batch"]["tokens"] / rows["ours"]["median_ms"]
+    assert rows["ours"]["tokens_per_second"] == pytest.approx(1e3 * tokens_per_ms)
+    assert capsys.readouterr().out == out.with_suffix(".md").read_text()
+
+
+def test_the_decoder_looks_back_only_and_recomputes_to_the_same():
+    from train_step_model import Decoder, Size
+
+    size = Size(50, 32, 2, 64, 4, 2)
+    torch.manual_seed(0)
+    model = Decoder(size, recompute_blocks=False)
+    tokens = torch.randint(0, 50, (2, 12))
+    hidden = model(tokens)
+    changed = tokens.clone()
+    changed[:, 8] = (changed[:, 8] + 1) % 50
+    differs = (model(changed) != hidden).any(dim=-1).any(dim=0)
+    assert not differs[:8].any()
+    assert differs[8:].all()
+    gradient = torch.autograd.grad(hidden.square().mean(), model.tokens.weight)[0]
+    model.recompute_blocks = True
+    again = torch.autograd.grad(model(tokens).square().mean(), model.tokens.weight)[0]
+    torch.testing.assert_close(again, gradient)
+
+
 # exactness
 
 
