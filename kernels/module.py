@@ -20,7 +20,7 @@ class LinearCrossEntropy(nn.Module):
 
     Takes the keyword options of ``linear_cross_entropy`` that are not tensors of one batch;
     ``class_weight`` becomes a buffer. Call it with x, weight, target and, per batch, ``bias``,
-    ``token_weight``, ``divisor`` and ``grad_weight_out``.
+    ``token_weight``, ``divisor``, ``grad_weight_out`` and ``max_counted``.
     """
 
     class_weight: Tensor | None
@@ -42,6 +42,7 @@ class LinearCrossEntropy(nn.Module):
         accumulate: Accumulate = "fp32",
         workspace_limit: int | None = None,
         config: Config | None = None,
+        drop_ignored: bool = False,
     ) -> None:
         super().__init__()
         loss = LossSpec(ignore_index, label_smoothing, softcap, logit_scale, z_loss)
@@ -61,6 +62,7 @@ class LinearCrossEntropy(nn.Module):
             "accumulate": accumulate,
             "workspace_limit": workspace_limit,
             "config": config,
+            "drop_ignored": drop_ignored,
         }
 
     def forward(
@@ -73,11 +75,13 @@ class LinearCrossEntropy(nn.Module):
         token_weight: Tensor | None = None,
         divisor: Tensor | float | None = None,
         grad_weight_out: Tensor | None = None,
+        max_counted: int | None = None,
     ) -> Tensor | tuple[Tensor, Tensor] | LossOutputs:
         """Compute the loss; see ``linear_cross_entropy``."""
         return linear_cross_entropy(
             x, weight, target, bias=bias, token_weight=token_weight, divisor=divisor,
-            class_weight=self.class_weight, grad_weight_out=grad_weight_out, **self.options,
+            class_weight=self.class_weight, grad_weight_out=grad_weight_out,
+            max_counted=max_counted, **self.options,
         )  # fmt: skip
 
     def extra_repr(self) -> str:

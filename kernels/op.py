@@ -9,6 +9,7 @@ from torch import Tensor
 from flce_tune.kernels.arguments import check_grad_weight_out, check_loss, check_tensors
 from flce_tune.kernels.call import Call
 from flce_tune.kernels.config import Config
+from flce_tune.kernels.counted import counted_rows
 from flce_tune.kernels.problem import Accumulate
 from flce_tune.kernels.reduction import LossOutputs, Reduction
 from flce_tune.kernels.values import LossSpec
@@ -37,6 +38,8 @@ def linear_cross_entropy(
     workspace_limit: int | None = None,
     config: Config | None = None,
     grad_weight_out: Tensor | None = None,  # [V, D]
+    drop_ignored: bool = False,
+    max_counted: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor] | LossOutputs:
     """``F.cross_entropy(F.linear(x, weight, bias), target)`` without storing the logits.
 
@@ -72,6 +75,10 @@ def linear_cross_entropy(
         config: run exactly this config instead of asking the dispatcher.
         grad_weight_out: buffer, float32 or of weight's dtype, to which every backward through the
             loss adds weight's gradient; weight.grad is left alone. For gradient accumulation.
+        drop_ignored: leave the ignored tokens out of the products, which then take as long as the
+            counted ones need. Counting these is a host synchronisation.
+        max_counted: with ``drop_ignored``, how many tokens count at most, to do without the
+            synchronisation; a number that is too small gives NaN, never a wrong value.
 
     Returns:
         The loss, float32 (float64 for float64 inputs): a scalar, or target's shape for "none".
@@ -92,9 +99,13 @@ def linear_cross_entropy(
         x, target, class_weight, token_weight, loss, reduction, divisor, outputs,
         return_lse=return_lse, shift=shift,
     )  # fmt: skip
+    kept = counted_rows(
+        asked.target, len(weight), ignore_index, check_targets=check_targets,
+        drop_ignored=drop_ignored, max_counted=max_counted,
+    )  # fmt: skip
     call = Call(
         x.reshape(-1, x.shape[-1]), weight, bias, asked, check_targets, accumulate,
-        workspace_limit, config, grad_weight_out,
+        workspace_limit, config, grad_weight_out, kept,
     )  # fmt: skip
     differentiable_weights = token_weight is not None and token_weight.requires_grad
     if reduction == "none" or return_lse or differentiable_weights:
@@ -115,6 +126,8 @@ def linear_logprobs(
     accumulate: Accumulate = "fp32",
     workspace_limit: int | None = None,
     config: Config | None = None,
+    drop_ignored: bool = False,
+    max_counted: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each label, and entropy of each distribution, both differentiable.
 
@@ -122,11 +135,12 @@ def linear_logprobs(
     log softmax(x·Wᵀ / temperature)[target].
 
     Args:
-        x, weight, target, bias, softcap, accumulate, workspace_limit, config: as in
-            ``linear_cross_entropy``.
+        x, weight, target, bias, softcap, accumulate, workspace_limit, config, drop_ignored,
+            max_counted: as in ``linear_cross_entropy``.
         temperature: divides the logits; positive.
         ignore_index: labels whose log-probability is 0 without a gradient.
-        entropy: whether to return the entropy, in nats; ignored tokens have one too.
+        entropy: whether to return the entropy, in nats; ignored tokens have one too, unless they
+            are dropped: then it is 0.
 
     Returns:
         (logprobs, entropy or None), float32, of target's shape.
@@ -143,8 +157,13 @@ def linear_logprobs(
         x, target, None, None, loss, "none", None, ("entropy",) if entropy else (),
         return_lse=False, shift=False,
     )  # fmt: skip
+    kept = counted_rows(
+        asked.target, len(weight), ignore_index, check_targets=False,
+        drop_ignored=drop_ignored, max_counted=max_counted,
+    )  # fmt: skip
     call = Call(
-        x.reshape(-1, x.shape[-1]), weight, bias, asked, False, accumulate, workspace_limit, config
-    )
+        x.reshape(-1, x.shape[-1]), weight, bias, asked, False, accumulate, workspace_limit, config,
+        kept=kept,
+    )  # fmt: skip
     rows, _, entropies, _ = call.rows()
     return -rows.view(target.shape), entropies.view(target.shape) if entropy else None

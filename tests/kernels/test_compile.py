@@ -239,3 +239,40 @@ def test_a_compiled_backward_can_run_twice():
         factor = 1.5 if name == "x" else 1.0
         torch.testing.assert_close(gradient, 2 * factor * expected[name])
         torch.testing.assert_close(other, 5 * factor * expected[name])
+
+
+def prompts_dropped(x, weight, target, **keywords):
+    return linear_cross_entropy(x * 1.5, weight, target, drop_ignored=True, **keywords)
+
+
+def with_gradients(function, case, **keywords):
+    tensors = [leaf(t) for t in (case.x, case.weight)]
+    loss = function(*tensors, case.target, **keywords)
+    return loss.detach(), *torch.autograd.grad(loss, tensors)
+
+
+def test_a_bound_on_counted_rows_makes_one_graph_for_every_count():
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(prompts_dropped, backend=counter, fullgraph=True)
+    case = make(300, D, V)
+    for first in (200, 250, 300):
+        case.target[:first] = -100
+        for ours, plain in zip(
+            with_gradients(compiled, case, max_counted=128),
+            with_gradients(prompts_dropped, case, max_counted=128), strict=True,
+        ):  # fmt: skip
+            torch.testing.assert_close(ours, plain, equal_nan=True)
+    assert counter.frame_count == 1
+
+
+def test_counting_rows_breaks_the_graph_and_names_the_remedy_where_it_may_not():
+    case = make(300, D, V)
+    case.target[:200] = -100
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="give max_counted"):
+        with_gradients(torch.compile(prompts_dropped, backend="eager", fullgraph=True), case)
+    torch._dynamo.reset()
+    broken = torch.compile(prompts_dropped, backend="eager")
+    for ours, plain in zip(
+        with_gradients(broken, case), with_gradients(prompts_dropped, case), strict=True
+    ):
+        torch.testing.assert_close(ours, plain)
