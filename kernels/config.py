@@ -50,6 +50,7 @@ class Config:
     dx: Tile | None = None  # G·W
     dw: Tile | None = None  # Gᵀ·x
     accumulator: Accumulator = "fp32"  # how dW (dX, for recompute) is held between chunks (slabs)
+    kept: int | None = None  # vocabulary columns whose numerators the workspace keeps (overlay)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, without the fields that are at their defaults."""
@@ -72,7 +73,7 @@ class Config:
         for name in ("logits", "dx", "dw"):
             if values.get(name) is not None:
                 values[name] = _tile_from_dict(name, values[name])
-        for name in ("chunk", "slab"):
+        for name in ("chunk", "slab", "kept"):
             if values.get(name) is not None:
                 _require_positive_int(name, values[name])
         if values.get("accumulator", "fp32") not in ACCUMULATORS:
@@ -87,6 +88,8 @@ class Config:
             parts.append(f"chunk={self.chunk}")
         if self.slab is not None:
             parts.append(f"slab={self.slab}")
+        if self.kept is not None:
+            parts.append(f"kept={self.kept}")
         parts += [
             f"{name}=[{tile}]"
             for name in ("logits", "dx", "dw")

@@ -1,15 +1,19 @@
 """Products and their accumulation over chunks: dX = G·W, dW = Gᵀ·x.
 
-``Sum`` holds Σ_parts a·b in the form the config asks for and gives the rounded result.
+``Sum`` holds Σ_parts a·b in the form the config asks for and gives the rounded result. A part
+may be diag(f)·E·b with numerators E kept in blocks (see ``numerators``).
 Reference: plain ``torch.mm`` in float32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from flce_tune.kernels.config import Accumulator, Tile
+from flce_tune.kernels.numerators import Blocks
 
 
 def multiply(
@@ -42,11 +46,13 @@ class Sum:
         accumulator: Accumulator,
         tile: Tile | None,
         contraction: str,
+        *,
+        scaled: bool = False,  # some parts have a row factor
     ) -> None:
         self._parts, self._done = parts, 0
         self._tile, self._contraction = tile, contraction
         self._accumulator: Accumulator = accumulator if dtype.itemsize == 2 else "weight_dtype"
-        if parts == 1:
+        if parts == 1 and not (scaled and tile is None):  # a library product has no epilogue
             self._accumulator = "weight_dtype"
         self._extra: Tensor | None = None
         self._out: Tensor | None = None
@@ -68,9 +74,38 @@ class Sum:
                 self._accumulator, prior, last,
             )  # fmt: skip
             return
+        _library_product(a, b, self._target(), add=prior)
+
+    def add_numerators(
+        self,
+        stored: Sequence[Blocks],  # E [m, v], each of some columns of the vocabulary; a part each
+        b: Tensor,  # [V, n]
+        factor: Tensor,  # [m] f
+    ) -> None:
+        """Add Σ diag(f)·E·b[columns], as the first parts."""
+        if self._done:
+            raise RuntimeError("a library product scales the whole sum: numerators come first")
+        for blocks in stored:
+            prior, last = self._done > 0, self._done == self._parts - 1
+            if self._tile is None:
+                for index, (columns, e) in enumerate(blocks.parts()):
+                    _library_product(e, b[columns], self._target(), add=prior or index > 0)
+            else:
+                assert self._out is not None
+                _tiled_product(
+                    blocks.data[: blocks.rows], b[blocks.columns], self._out, self._extra,
+                    self._tile, self._contraction, self._accumulator, prior, last, factor,
+                    blocks.padded_rows,
+                )  # fmt: skip
+            self._done += 1
+        if stored and self._tile is None:
+            self._target().mul_(factor[:, None])
+
+    def _target(self) -> Tensor:
+        """What a library product writes."""
         target = self._out if self._extra is None else self._extra
         assert target is not None
-        _library_product(a, b, target, add=prior)
+        return target
 
     def result(self) -> Tensor:
         """Return the sum, rounded to the result's dtype."""
@@ -106,7 +141,11 @@ def _tiled_product(
     accumulator: Accumulator,
     prior: bool,
     last: bool,
+    row_factor: Tensor | None = None,
+    block_rows: int = 0,
 ) -> None:
     from flce_tune.kernels.triton.launch import launch_product
 
-    launch_product(a, b, out, extra, tile, contraction, accumulator, prior, last)
+    launch_product(
+        a, b, out, extra, tile, contraction, accumulator, prior, last, row_factor, block_rows
+    )

@@ -90,9 +90,10 @@ def _register_all() -> None:
     from flce_tune.kernels.strategies.atomic import Atomic
     from flce_tune.kernels.strategies.chunked import Chunked
     from flce_tune.kernels.strategies.full import Full
+    from flce_tune.kernels.strategies.overlay import Overlay
     from flce_tune.kernels.strategies.recompute import Recompute
 
-    for strategy in (Chunked(), Full(), Recompute(), Atomic()):
+    for strategy in (Chunked(), Full(), Recompute(), Overlay(), Atomic()):
         register(strategy)
 
 

@@ -31,16 +31,26 @@ def launch_product(
     accumulator: Accumulator,
     prior: bool,
     last: bool,
+    row_factor: Tensor | None = None,  # [m] float32
+    block_rows: int = 0,
 ) -> None:
-    """Add a·b to what earlier parts left in ``out`` and ``extra``."""
-    m, k = a.shape
-    n = b.shape[1]
+    """Add a·b to what earlier parts left in ``out`` and ``extra``.
+
+    With ``block_rows``, a is the first block of numerators: [m, slab], and others follow it, each
+    so many rows further on.
+    """
+    m, n = out.shape
+    k = b.shape[0]
     m_block, k_block = {
         "v": (tile.n_block, tile.v_block),
         "n": (tile.v_block, tile.n_block),
     }[contraction]
     transposed = a.stride(0) == 1 and a.stride(1) != 1
     stored = a.t() if transposed else a
+    slab = 0
+    if block_rows:
+        slab = a.shape[1]
+        stored = a.as_strided((triton.cdiv(k, slab) * block_rows, slab), a.stride())
     device = describe_device(a.device)
     programs = device.sm_count * programs_per_sm(tile, a.element_size(), device, contraction)
     tiles = triton.cdiv(m, m_block) * triton.cdiv(n, tile.d_block)
@@ -50,16 +60,20 @@ def launch_product(
         descriptor(out, [m_block, tile.d_block]) if out.element_size() == 2 else None,
         out,
         extra,
+        row_factor,
         m,
         n,
         k,
         out.stride(0),
         0 if extra is None else extra.stride(0),
+        block_rows,
         M_BLOCK=m_block,
         N_BLOCK=tile.d_block,
         K_BLOCK=k_block,
         GROUP=tile.group,
         TRANSPOSED=transposed,
+        SLAB=slab,
+        HAS_FACTOR=row_factor is not None,
         ACCUMULATOR=accumulator,
         PRIOR=prior,
         LAST=last,

@@ -10,8 +10,9 @@ chunks is one of
   them extra;
 - the output's own dtype: 2 bytes, rounded per chunk; asked for explicitly.
 
-The last chunk's epilogue rounds to nearest even into the output, so no cast pass follows. Sums
-are exchanged through shared memory a strip at a time, so that registers and pipeline suffice.
+The last chunk's epilogue rounds to nearest even into the output, so no cast pass follows. A may be
+numerators, stored in blocks of SLAB columns, with a factor for each row of the product. Sums are
+exchanged through shared memory a strip at a time, so that registers and pipeline suffice.
 FLOPs 2·M·N·K. Bytes beyond the operands, per chunk and element: 8, 6 or 4.
 """
 
@@ -112,21 +113,25 @@ def store_parts(
 
 @triton.jit
 def product_kernel(
-    a_desc,  # [m, k], or [k, m] if TRANSPOSED
+    a_desc,  # [m, k]; [k, m] if TRANSPOSED; [blocks · block_rows, SLAB] if SLAB
     b_desc,  # [k, n]
     out_desc,  # [m, n], blocks of M_BLOCK × N_BLOCK; for a sum of one part
     out_ptr,
     extra_ptr,  # float32 or uint8 accumulator beside the output, or unused
+    factor_ptr,  # [m] float32, or unused
     m,
     n,
     k,
     out_stride,
     extra_stride,
+    block_rows,  # rows of A from one of its blocks to the next
     M_BLOCK: tl.constexpr,
     N_BLOCK: tl.constexpr,
     K_BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
     TRANSPOSED: tl.constexpr,
+    SLAB: tl.constexpr,  # columns of a block of A; 0: A is one block
+    HAS_FACTOR: tl.constexpr,
     ACCUMULATOR: tl.constexpr,
     PRIOR: tl.constexpr,
     LAST: tl.constexpr,
@@ -143,9 +148,14 @@ def product_kernel(
         for i in range(0, k, K_BLOCK):
             if TRANSPOSED:
                 a = a_desc.load([i, row]).T
+            elif SLAB:
+                a = a_desc.load([i // SLAB * block_rows + row, i % SLAB])
             else:
                 a = a_desc.load([row, i])
             acc = tl.dot(a, b_desc.load([i, column]), acc)
+        if HAS_FACTOR:
+            rows = row + tl.arange(0, M_BLOCK)
+            acc *= tl.load(factor_ptr + rows, mask=rows < m, other=0.0)[:, None]
         if LAST and not PRIOR and WHOLE:
             out_desc.store([row, column], acc.to(out_desc.dtype))
         else:

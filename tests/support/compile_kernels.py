@@ -97,6 +97,7 @@ def product(tile: Tile, name: str, accumulator: str, target: GPUTarget) -> Any:
         "out_desc": f"tensordesc<bf16[{m}, {tile.d_block}]>",
         "out_ptr": "*bf16",
         "extra_ptr": extra,
+        "factor_ptr": "absent",
     }
     constants = {
         "M_BLOCK": m,
@@ -104,6 +105,8 @@ def product(tile: Tile, name: str, accumulator: str, target: GPUTarget) -> Any:
         "K_BLOCK": k,
         "GROUP": tile.group,
         "TRANSPOSED": transposed,
+        "SLAB": 0,
+        "HAS_FACTOR": False,
         "ACCUMULATOR": accumulator or "weight_dtype",
         "PRIOR": bool(accumulator),
         "LAST": not accumulator,

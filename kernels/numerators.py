@@ -1,0 +1,182 @@
+"""Softmax numerators kept in place of logits: G = diag(f)·E, so that no pass makes G of them.
+
+Where the loss is a weighted sum of -log p_y and lse² (no softcap, no smoothing), row i of its
+gradient is A_i·p_i - B_i·[c = y_i]. With t = log2(e)·z the logits in bits and R_i a whole number
+near t_iy, let
+
+    E_ic = 2^(t_ic - R_i)            off the label
+    E_iy = Σ_c 2^(t_ic - R_i)·(p_iy - B_i / A_i)
+    f_i  = A_i / Σ_c 2^(t_ic - R_i)
+
+Then G_ic = f_i·E_ic, and f is applied to rows: of dX in the epilogue of E·W, of x before Eᵀ·(f·x).
+The GEMM that makes the logits needs the exponentials for the lse anyway and stores them instead,
+so the pass over all logits that other strategies make (2 bytes read, 2 written each) falls away.
+
+Numerics: R comes from the label's logit, computed first. No row's largest exponent is below it, so
+nothing that counts underflows; a tile whose maximum is above R + HEADROOM (or whose row has no
+label to go by) takes its own maximum and is brought to the row's R afterwards, exactly, as both
+are whole powers of two. E has the relative rounding error of its dtype, as G would; bfloat16
+logits have an absolute one in the exponent, which is larger. f·x is rounded once more: together
+no more than plain torch's two roundings. float16 has no exponents to spare and is not supported.
+
+This file holds the storage and the algebra; the primitives are in ``torch_numerators`` (plain
+torch, the reference) and ``triton/numerators``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from flce_tune.kernels.backends import has_kernels
+from flce_tune.kernels.config import Tile
+from flce_tune.kernels.loss import out_of_range
+from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
+
+HEADROOM = 64.0
+"""Bits a numerator may exceed the label's; sums of V of them, times W, stay finite."""
+LOWEST = -1e30
+"""R of a tile whose logits are all -inf: below every other, and no NaN comes of it."""
+ROW_MULTIPLE = 256
+"""Rows of a block are padded to a multiple of every tile's, so that no tile enters the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Numerators of consecutive vocabulary columns, ``slab`` columns a block, block after block."""
+
+    data: Tensor  # [blocks · padded rows, slab]
+    rows: int  # n
+    columns: slice  # of the vocabulary
+
+    @property
+    def slab(self) -> int:
+        """Columns of a block; the last may use fewer."""
+        return self.data.shape[1]
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows from one block to the next."""
+        return padded(self.rows)
+
+    def parts(self) -> Iterator[tuple[slice, Tensor]]:
+        """Each block's columns of the vocabulary, and its numerators [n, v]."""
+        first, end = self.columns.start, self.columns.stop
+        for index, start in enumerate(range(first, end, self.slab)):
+            columns = slice(start, min(start + self.slab, end))
+            rows = self.data[index * self.padded_rows :][: self.rows]
+            yield columns, rows[:, : columns.stop - columns.start]
+
+
+def tile_columns(tile: Tile | None, slab: int) -> int:
+    """Columns of a tile: a whole block where plain torch computes it."""
+    return slab if tile is None else tile.v_block
+
+
+def padded(rows: int) -> int:
+    """Round the rows of a block up."""
+    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def first_reference(
+    label_logit: Tensor,  # [n] z_iy; NaN where there is none
+) -> Tensor:  # [n] R, NaN where a tile has only itself to go by
+    """The whole number of bits at or above the label's logit."""
+    bits = torch.ceil(label_logit * math.log2(math.e))
+    return torch.where(bits.isfinite(), bits, torch.nan)
+
+
+class Merged(NamedTuple):
+    """Sums over all columns, each [n]."""
+
+    reference: Tensor  # R
+    total: Tensor  # Σ_c 2^(t - R)
+    lse: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What makes G of E, each [n]."""
+
+    row: Tensor  # f
+    label: Tensor  # E_iy
+
+
+def factors(
+    inputs: Inputs,
+    total: Tensor,  # [n] Σ_c 2^(t - R)
+    statistics: Statistics,
+    given: Coefficients,
+    loss: LossSpec,
+) -> Factors:
+    """f and E_iy; NaN where the label is unknown, so that the row's gradient is."""
+    # A is 0 for ignored rows; with z-loss it may cancel to 0 where B does not: p's share is then
+    # below rounding beside the label's.
+    tiny = given.b * 1e-12
+    a = torch.where(given.a == 0, tiny, given.a)
+    ratio = torch.where(a == 0, 0.0, given.b / a)
+    label = total * (torch.exp(statistics.target_logit - statistics.lse) - ratio)
+    row = a / total
+    if loss.logit_scale is not None:
+        row = row * loss.logit_scale
+    unknown = out_of_range(inputs.target, inputs.vocab, loss.ignore_index) & (given.b != 0)
+    return Factors(
+        row=torch.where(a == 0, 0.0, row).masked_fill(unknown, torch.nan),
+        label=torch.where(a == 0, 0.0, label),
+    )
+
+
+class Primitives(Protocol):
+    """What a GPU has kernels for; documented in ``torch_numerators``."""
+
+    def label_logits(self, inputs: Inputs, loss: LossSpec) -> Tensor:
+        """z of each row's label."""
+
+    def numerators(
+        self,
+        inputs: Inputs,
+        columns: slice,
+        reference: Tensor,
+        label_logit: Tensor,
+        loss: LossSpec,
+        out: Tensor | None,
+        block_rows: int,
+        slab: int,
+        tile_reference: Tensor,
+        tile_total: Tensor,
+        tile: Tile | None,
+    ) -> None:
+        """Compute the numerators of some columns and their sums per tile."""
+
+    def merge(self, tile_reference: Tensor, tile_total: Tensor) -> Merged:
+        """Sums over all columns."""
+
+    def align(
+        self,
+        blocks: Blocks,
+        rows: slice,
+        tile_reference: Tensor,
+        reference: Tensor,
+        row_weight: Tensor,
+        tile: Tile | None,
+    ) -> None:
+        """Bring tiles that took their own reference to their row's."""
+
+    def set_labels(self, blocks: Blocks, target: Tensor, value: Tensor) -> None:
+        """Write E at the labels."""
+
+
+def primitives_of(tensor: Tensor) -> Primitives:
+    """Choose the primitives for tensors like this one."""
+    if has_kernels(tensor):
+        from flce_tune.kernels.triton import numerators as kernels
+
+        return kernels
+    from flce_tune.kernels import torch_numerators
+
+    return torch_numerators

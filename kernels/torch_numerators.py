@@ -1,0 +1,103 @@
+"""The primitives of softmax numerators on plain torch; see ``numerators``."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from flce_tune.kernels.config import Tile
+from flce_tune.kernels.loss import scaled_logits, statistics_dtype
+from flce_tune.kernels.numerators import HEADROOM, LOWEST, Blocks, Merged, tile_columns
+from flce_tune.kernels.torch_backend import raw_logits
+from flce_tune.kernels.values import Inputs, LossSpec
+
+
+def label_logits(inputs: Inputs, loss: LossSpec) -> Tensor:  # [n], NaN where there is no label
+    """z of each row's label, by one dot product a row."""
+    vocab = inputs.vocab
+    known = (inputs.target >= 0) & (inputs.target < vocab)
+    target = inputs.target.clamp(0, vocab - 1)
+    dtype = statistics_dtype(inputs.x.dtype)
+    raw = torch.linalg.vecdot(inputs.x.to(dtype), inputs.weight[target].to(dtype))
+    if inputs.bias is not None:
+        raw = raw + inputs.bias[target]
+    return scaled_logits(raw, loss).masked_fill(~known, torch.nan)
+
+
+def numerators(
+    inputs: Inputs,  # of some tokens
+    columns: slice,  # of the vocabulary
+    reference: Tensor,  # [n] R, NaN for the tile's own
+    label_logit: Tensor,  # [n]; overwritten where the label is in columns
+    loss: LossSpec,
+    out: Tensor | None,  # [..., slab] from the first of these rows on; None: statistics only
+    block_rows: int,  # rows from one block to the next
+    slab: int,
+    tile_reference: Tensor,  # [tiles of the columns, n] what each tile took for R
+    tile_total: Tensor,  # [tiles of the columns, n] Σ 2^(t - R)
+    tile: Tile | None,
+) -> None:
+    """Compute the numerators of some columns and their sums per tile."""
+    n, v_block = len(inputs.x), tile_columns(tile, slab)
+    for index, start in enumerate(range(columns.start, columns.stop, v_block)):
+        part = slice(start, min(start + v_block, columns.stop))
+        raw = inputs.x.new_empty(n, part.stop - part.start)
+        raw_logits(inputs.columns(part), raw)
+        z = scaled_logits(raw, loss)
+        local = inputs.target - start
+        inside = (local >= 0) & (local < z.shape[1])
+        picked = z.gather(1, local.clamp(0, z.shape[1] - 1)[:, None])[:, 0]
+        label_logit.copy_(torch.where(inside, picked, label_logit))
+        bits = z * math.log2(math.e)
+        largest = bits.amax(1)
+        own = largest.ceil().clamp(min=LOWEST)
+        chosen = torch.where(largest <= reference + HEADROOM, reference, own)
+        e = torch.exp2(bits - chosen[:, None])
+        tile_reference[index] = chosen
+        tile_total[index] = e.sum(1)
+        if out is not None:
+            block, column = divmod(start - columns.start, slab)
+            rows = out[block * block_rows :][:n]
+            rows[:, column : column + e.shape[1]] = e.to(out.dtype)
+
+
+def merge(
+    tile_reference: Tensor,  # [T, n]
+    tile_total: Tensor,  # [T, n]
+) -> Merged:
+    """Each row's R, Σ 2^(t - R) and lse."""
+    reference = tile_reference.amax(0)
+    total = (tile_total * torch.exp2(tile_reference - reference)).sum(0)
+    return Merged(reference, total, (reference + torch.log2(total)) * math.log(2))
+
+
+def align(
+    blocks: Blocks,
+    rows: slice,
+    tile_reference: Tensor,  # [tiles of the blocks, rows]
+    reference: Tensor,  # [rows]
+    row_weight: Tensor,  # [rows]; rows where it is 0 are left as they are
+    tile: Tile | None,
+) -> None:
+    """Bring tiles that took their own reference to their row's, exactly."""
+    v_block = tile_columns(tile, blocks.slab)
+    share = torch.exp2(tile_reference - reference)
+    share = torch.where(row_weight == 0, 1.0, share)
+    per_block = blocks.slab // v_block
+    for index, (_, e) in enumerate(blocks.parts()):
+        of_tiles = share[index * per_block :][:per_block].t()
+        of_columns = of_tiles.repeat_interleave(v_block, dim=1)[:, : e.shape[1]]
+        e[rows] = (e[rows].to(share.dtype) * of_columns).to(e.dtype)
+
+
+def set_labels(
+    blocks: Blocks,
+    target: Tensor,  # [n]
+    value: Tensor,  # [n]
+) -> None:
+    """Write E at the labels."""
+    for columns, e in blocks.parts():
+        row = torch.nonzero((target >= columns.start) & (target < columns.stop))[:, 0]
+        e[row, target[row] - columns.start] = value[row].to(e.dtype)

@@ -1,0 +1,280 @@
+"""Numerators GEMM: 2^(x·Wᵀ - R) and its row sums; see ``kernels.numerators`` for the algebra.
+
+Algorithm: the persistent GEMM of ``logits``. Its epilogue takes the tile's maximum per row (to see
+whether the given reference R will do), one fused multiply-add and one exp2 a logit, their sum, and
+stores the exponentials block after block. Small kernels merge the sums, write the labels' entries,
+and bring the rare tile that took its own reference to its row's.
+
+FLOPs 2NDV. Bytes beyond the operands: 2NV written, 8·N·V / V_BLOCK of tile sums.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from flce_tune.kernels.config import Tile
+from flce_tune.kernels.numerators import HEADROOM, LOWEST, Blocks, Merged
+from flce_tune.kernels.triton.arguments import (
+    descriptor,
+    logits_grid,
+    loss_scalars,
+    tile_arguments,
+)
+from flce_tune.kernels.triton.labels import target_logit_kernel
+from flce_tune.kernels.triton.logits import tile_logits, tile_position, with_bias
+from flce_tune.kernels.triton.rows import finite_or_zero
+from flce_tune.kernels.values import Inputs, LossSpec
+
+BITS = tl.constexpr(HEADROOM)
+BOTTOM = tl.constexpr(LOWEST)
+NATURAL = tl.constexpr(math.log(2.0))
+MERGE_ROWS = 16
+MERGE_TILES = 64
+LABEL_ROWS = 128
+
+
+@triton.jit
+def numerators_kernel(
+    x_desc,  # [n, D]
+    w_desc,  # [v, D]
+    out_desc,  # [blocks · block_rows, SLAB], blocks of N_BLOCK × V_BLOCK
+    bias_ptr,  # [v]
+    reference_ptr,  # [n]
+    tile_reference_ptr,  # [tiles, n]
+    tile_total_ptr,  # [tiles, n]
+    n,
+    hidden,
+    width,  # v
+    block_rows,
+    factor,  # bits per unit of a raw logit
+    N_BLOCK: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    SLAB: tl.constexpr,
+    STORE: tl.constexpr,
+    EVEN: tl.constexpr,  # v is a multiple of V_BLOCK
+    HAS_BIAS: tl.constexpr,
+):
+    tiles_n = tl.cdiv(n, N_BLOCK)
+    tiles_v = tl.cdiv(width, V_BLOCK)
+    for tile in tl.range(tl.program_id(0), tiles_n * tiles_v, tl.num_programs(0), flatten=True):
+        tile_n, tile_v = tile_position(tile, tiles_n, tiles_v, GROUP)
+        row = tile_n * N_BLOCK
+        column = tile_v * V_BLOCK
+        acc = tile_logits(x_desc, w_desc, row, column, hidden, N_BLOCK, V_BLOCK, D_BLOCK)
+        rows = row + tl.arange(0, N_BLOCK)
+        columns = column + tl.arange(0, V_BLOCK)
+        raw = with_bias(acc, bias_ptr, columns, width, HAS_BIAS)
+        if not EVEN:
+            raw = tl.where((columns < width)[None, :], raw, float("-inf"))
+        largest = tl.max(raw, axis=1) * factor
+        given = tl.load(reference_ptr + rows, mask=rows < n, other=0.0)
+        own = tl.maximum(tl.ceil(largest), BOTTOM, propagate_nan=tl.PropagateNan.ALL)
+        reference = tl.where(largest <= given + BITS, given, own)
+        e = tl.exp2(raw * factor - reference[:, None])
+        places = tile_v.to(tl.int64) * n + rows
+        tl.store(tile_reference_ptr + places, reference, mask=rows < n)
+        tl.store(tile_total_ptr + places, tl.sum(e, axis=1), mask=rows < n)
+        if STORE:
+            place = column // SLAB * block_rows + row
+            out_desc.store([place, column % SLAB], e.to(out_desc.dtype))
+
+
+@triton.jit
+def merge_kernel(
+    tile_reference_ptr,  # [T, n]
+    tile_total_ptr,  # [T, n]
+    reference_ptr,  # [n]
+    total_ptr,
+    lse_ptr,
+    n,
+    tiles,
+    ROWS: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    lanes = tl.arange(0, TILES)
+    reference = tl.full([TILES, ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([TILES, ROWS], tl.float32)
+    for start in range(0, tiles, TILES):
+        tile = start + lanes
+        offsets = tile[:, None].to(tl.int64) * n + rows[None, :]
+        ok = (tile < tiles)[:, None] & (rows < n)[None, :]
+        of_tile = tl.load(tile_reference_ptr + offsets, mask=ok, other=float("-inf"))
+        new = tl.maximum(reference, of_tile, propagate_nan=tl.PropagateNan.ALL)
+        anchor = finite_or_zero(new)
+        total = total * tl.exp2(reference - anchor)
+        total += tl.load(tile_total_ptr + offsets, mask=ok, other=0.0) * tl.exp2(of_tile - anchor)
+        reference = new
+    of_row = tl.max(reference, axis=0)
+    total = tl.sum(total * tl.exp2(reference - finite_or_zero(of_row)[None, :]), axis=0)
+    tl.store(reference_ptr + rows, of_row, mask=rows < n)
+    tl.store(total_ptr + rows, total, mask=rows < n)
+    tl.store(lse_ptr + rows, (of_row + tl.log2(total)) * NATURAL, mask=rows < n)
+
+
+@triton.jit
+def align_kernel(
+    e_ptr,  # numerators of the first row, block after block
+    tile_reference_ptr,  # [tiles, n]
+    reference_ptr,  # [n]
+    row_weight_ptr,  # [n]
+    n,
+    tiles,
+    block_rows,
+    SLAB: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(row_weight_ptr + row) == 0:
+        return
+    reference = tl.load(reference_ptr + row)
+    for start in range(0, tiles, TILES):
+        lanes = start + tl.arange(0, TILES)
+        of_tiles = tl.load(
+            tile_reference_ptr + lanes.to(tl.int64) * n + row, mask=lanes < tiles, other=reference
+        )
+        if tl.min(of_tiles, axis=0) != reference:
+            for tile in range(start, min(start + TILES, tiles)):
+                share = tl.exp2(
+                    tl.load(tile_reference_ptr + tile * n.to(tl.int64) + row) - reference
+                )
+                if share != 1.0:
+                    column = tile * V_BLOCK
+                    block = (column // SLAB).to(tl.int64)
+                    places = e_ptr + (block * block_rows + row) * SLAB + column % SLAB
+                    places += tl.arange(0, V_BLOCK)
+                    e = tl.load(places).to(tl.float32) * share
+                    tl.store(places, e.to(e_ptr.dtype.element_ty))
+
+
+@triton.jit
+def set_labels_kernel(
+    e_ptr,  # numerators, block after block
+    target_ptr,  # [n]
+    value_ptr,  # [n]
+    n,
+    first_column,
+    width,
+    block_rows,
+    SLAB: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    target = tl.load(target_ptr + rows, mask=rows < n, other=-1)
+    column = target - first_column
+    here = (column >= 0) & (column < width) & (rows < n)
+    value = tl.load(value_ptr + rows, mask=here, other=0.0)
+    places = (column // SLAB * block_rows + rows) * SLAB + column % SLAB
+    tl.store(e_ptr + places, value.to(e_ptr.dtype.element_ty), mask=here)
+
+
+# Launchers, with the signatures of the primitives in ``kernels.numerators``
+
+
+def label_logits(inputs: Inputs, loss: LossSpec) -> Tensor:
+    """z of each row's label, by one dot product a row."""
+    n, hidden = inputs.x.shape
+    into = torch.empty(n, dtype=torch.float32, device=inputs.x.device)
+    target_logit_kernel[(n,)](
+        inputs.x,
+        inputs.weight,
+        inputs.bias,
+        inputs.target,
+        into,
+        inputs.vocab,
+        hidden,
+        inputs.x.stride(0),
+        inputs.weight.stride(0),
+        *loss_scalars(loss),
+        HAS_BIAS=inputs.bias is not None,
+        HAS_SOFTCAP=False,
+        BLOCK=min(1024, triton.next_power_of_2(hidden)),
+        num_warps=4,
+    )
+    return into
+
+
+def numerators(
+    inputs: Inputs,
+    columns: slice,
+    reference: Tensor,
+    label_logit: Tensor,
+    loss: LossSpec,
+    out: Tensor | None,
+    block_rows: int,
+    slab: int,
+    tile_reference: Tensor,
+    tile_total: Tensor,
+    tile: Tile | None,
+) -> None:
+    """Compute the numerators of some columns and their sums per tile."""
+    assert tile is not None, "numerators on a GPU need a tile"
+    part = inputs.columns(columns)
+    n, hidden = inputs.x.shape
+    width = columns.stop - columns.start
+    scale, _ = loss_scalars(loss)
+    numerators_kernel[logits_grid(tile, n, width, inputs.x)](
+        descriptor(inputs.x, [tile.n_block, tile.d_block]),
+        descriptor(part.weight, [tile.v_block, tile.d_block]),
+        None if out is None else descriptor(out, [tile.n_block, tile.v_block]),
+        part.bias,
+        reference,
+        tile_reference,
+        tile_total,
+        n,
+        hidden,
+        width,
+        block_rows,
+        scale * math.log2(math.e),
+        **tile_arguments(tile),
+        SLAB=slab,
+        STORE=out is not None,
+        EVEN=width % tile.v_block == 0,
+        HAS_BIAS=part.bias is not None,
+    )
+
+
+def merge(tile_reference: Tensor, tile_total: Tensor) -> Merged:
+    """Each row's R, Σ 2^(t - R) and lse."""
+    tiles, n = tile_reference.shape
+    reference, total, lse = torch.empty(3, n, device=tile_total.device).unbind()
+    merge_kernel[(triton.cdiv(n, MERGE_ROWS),)](
+        tile_reference, tile_total, reference, total, lse, n, tiles,
+        ROWS=MERGE_ROWS, TILES=MERGE_TILES,
+    )  # fmt: skip
+    return Merged(reference, total, lse)
+
+
+def align(
+    blocks: Blocks,
+    rows: slice,
+    tile_reference: Tensor,
+    reference: Tensor,
+    row_weight: Tensor,
+    tile: Tile | None,
+) -> None:
+    """Bring tiles that took their own reference to their row's, exactly."""
+    assert tile is not None, "numerators on a GPU need a tile"
+    tiles, n = tile_reference.shape
+    align_kernel[(n,)](
+        blocks.data[rows.start :], tile_reference, reference, row_weight, n, tiles,
+        blocks.padded_rows, SLAB=blocks.slab, V_BLOCK=tile.v_block, TILES=128,
+    )  # fmt: skip
+
+
+def set_labels(blocks: Blocks, target: Tensor, value: Tensor) -> None:
+    """Write E at the labels."""
+    n = len(target)
+    first, end = blocks.columns.start, blocks.columns.stop
+    set_labels_kernel[(triton.cdiv(n, LABEL_ROWS),)](
+        blocks.data, target, value, n, first, end - first, blocks.padded_rows,
+        SLAB=blocks.slab, ROWS=LABEL_ROWS,
+    )  # fmt: skip
