@@ -30,6 +30,8 @@ from flce_tune.tuning_db.records import (
 )
 
 _BATCH = 1000
+Parents = tuple[DeviceRecord, ToolchainRecord, ProblemRecord]
+
 _RACED = 3  # samples of a config that came through to a final; a first look takes one
 
 
@@ -85,6 +87,35 @@ def find(
 def count(session: Session, conditions: Iterable[ColumnElement[bool]]) -> int:
     """Count measurements."""
     return session.scalars(select(func.count(MeasurementRow.id)).where(*conditions)).one()
+
+
+def last_id(session: Session) -> int:
+    """Say the largest id; 0 without any."""
+    return session.scalars(select(func.max(MeasurementRow.id))).one() or 0
+
+
+def parents(
+    session: Session, device: DeviceRecord | None, problem: ProblemRecord | None, up_to: int
+) -> list[Parents]:
+    """List the distinct devices, toolchains and problems together, as they first came by."""
+    keys = (MeasurementRow.device_id, MeasurementRow.toolchain_id, MeasurementRow.problem_id)
+    seen = (
+        select(*keys, func.min(MeasurementRow.id).label("first"))
+        .where(*matching(device, problem, None, 0), MeasurementRow.id <= up_to)
+        .group_by(*keys)
+        .subquery()
+    )
+    query = (
+        select(DeviceRow, ToolchainRow, ProblemRow)
+        .join(seen, DeviceRow.id == seen.c.device_id)
+        .join(ToolchainRow, ToolchainRow.id == seen.c.toolchain_id)
+        .join(ProblemRow, ProblemRow.id == seen.c.problem_id)
+        .order_by(seen.c.first)
+    )
+    return [
+        (rows.device_record(row[0]), rows.toolchain_record(row[1]), rows.problem_record(row[2]))
+        for row in session.execute(query)
+    ]
 
 
 def latest_by_config(

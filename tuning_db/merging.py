@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import hashlib
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from sqlalchemy import ColumnElement, insert, select
 from sqlalchemy.orm import Session
 
-from flce_tune.tuning_db import measurements as stored
+from flce_tune.tuning_db import measurements, rows
+from flce_tune.tuning_db.identities import Identities
+from flce_tune.tuning_db.models import MeasurementRow
 from flce_tune.tuning_db.records import (
     DeviceRecord,
     Measurement,
@@ -15,27 +21,70 @@ from flce_tune.tuning_db.records import (
     Winner,
     canonical_config,
 )
-from flce_tune.tuning_db.rows import storable
 from flce_tune.tuning_db.winners import find_winners, replace_winners
 
+BATCH = 1000
+"""Measurements per transaction: others wait for the database no longer than that takes."""
 
-def merge(
-    session: Session, measurements: Sequence[Measurement], winners: Iterable[Winner]
-) -> tuple[int, int]:
-    """Add the measurements that are not there yet, and the winners.
+_COLUMNS = [column for column in MeasurementRow.__table__.columns if column.name != "id"]
 
-    Each winner's measurement must be among ``measurements``. Winners replace the front of their
-    device and problem unless that has a verified one: what was measured here is worth more.
+_plain_values = operator.itemgetter(
+    *(column.name for column in _COLUMNS if column.name not in ("errors", "created_at"))
+)
 
-    Returns:
-        How many measurements and how many winners were added.
+
+class Contents:
+    """Digests of what is stored, of the devices and problems that a merge has come by.
+
+    Two measurements are the same if everything they say is, to the microsecond they were taken.
+    Ids grow in the order of commits (see ``engine``), so that reading on after the last id seen
+    misses nothing that others add between two batches.
     """
-    ids = _ids_by_content(session, measurements)
-    new = {content: m for m in measurements if (content := _content(m)) not in ids}
-    ids.update(zip(new, stored.add_all(session, new.values()), strict=True))
+
+    def __init__(self) -> None:
+        self._digests: set[bytes] = set()
+        self._loaded: set[tuple[DeviceRecord, ProblemRecord]] = set()
+        self._last_id: int | None = None
+
+    def load(self, session: Session, batch: Sequence[Measurement]) -> None:
+        """Read what is stored of the devices and problems of a batch, if not yet done."""
+        if self._last_id is None:
+            self._last_id = measurements.last_id(session)
+        for device, problem in {(m.device, m.problem) for m in batch} - self._loaded:
+            self._read(session, measurements.matching(device, problem, None, 0))
+            self._loaded.add((device, problem))
+
+    def add(self, session: Session, batch: Sequence[Measurement]) -> int:
+        """Append those of a batch that are not there yet; returns how many."""
+        self._read(session, [MeasurementRow.id > (self._last_id or 0)])
+        identities, created_at = Identities(session), rows.now(session)
+        new = []
+        for record in batch:
+            values = rows.measurement_values(record, identities, record.created_at or created_at)
+            digest = _digest(values)
+            if digest not in self._digests:
+                self._digests.add(digest)
+                new.append(values)
+        if new:
+            session.execute(insert(MeasurementRow), new)
+        self._last_id = measurements.last_id(session)
+        return len(new)
+
+    def _read(self, session: Session, where: Iterable[ColumnElement[bool]]) -> None:
+        query = select(*_COLUMNS).where(*where).execution_options(yield_per=1000)
+        for row in session.execute(query):
+            self._digests.add(_digest(row._mapping))
+
+
+def merge_winners(session: Session, winners: Iterable[Winner]) -> int:
+    """Bring winners in whose measurements are stored; returns how many.
+
+    They replace the front of their device and problem unless that has a verified one: what was
+    measured here is worth more.
+    """
     fronts: dict[tuple[DeviceRecord, ProblemRecord], list[Winner]] = {}
     for winner in winners:
-        measurement = replace(winner.measurement, id=ids[_content(winner.measurement)])
+        measurement = replace(winner.measurement, id=stored_id(session, winner.measurement))
         front = fronts.setdefault((measurement.device, measurement.problem), [])
         front.append(replace(winner, measurement=measurement))
     added = 0
@@ -45,45 +94,36 @@ def merge(
             continue
         replace_winners(session, device, problem, front)
         added += len(front)
-    return len(new), added
+    return added
 
 
-def _ids_by_content(
-    session: Session, measurements: Iterable[Measurement]
-) -> dict[Hashable, int | None]:
-    """Find the ids of all that is stored for the devices and problems of ``measurements``."""
-    return {
-        _content(known): known.id
-        for device, problem in {(m.device, m.problem) for m in measurements}
-        for known in stored.find(session, stored.matching(device, problem, None, 0))
-    }
+def stored_id(session: Session, measurement: Measurement) -> int | None:
+    """Find the id of a measurement from elsewhere; None if it is not stored."""
+    assert measurement.created_at is not None
+    values = rows.measurement_values(measurement, Identities(session), measurement.created_at)
+    query = select(MeasurementRow.id, *_COLUMNS).where(
+        *measurements.matching(measurement.device, measurement.problem, None, 0),
+        MeasurementRow.config == canonical_config(measurement.config),
+    )
+    digest = _digest(values)
+    for row in session.execute(query.order_by(MeasurementRow.id)):
+        if _digest(row._mapping) == digest:
+            return int(row.id)
+    return None
 
 
 def _same_front(here: Iterable[Winner], there: Iterable[Winner]) -> bool:
-    def content(winner: Winner) -> Hashable:
+    def content(winner: Winner) -> tuple[object, ...]:
         return winner.measurement.id, winner.default_ms, winner.eager_ms
 
     return set(map(content, here)) == set(map(content, there))
 
 
-def _content(measurement: Measurement) -> Hashable:
-    """Everything a measurement says, so that equal ones compare equal; not its id."""
-    return (
-        measurement.device,
-        measurement.toolchain,
-        measurement.problem,
-        measurement.tokens,
-        canonical_config(measurement.config),
-        measurement.status,
-        measurement.samples_ms,
-        measurement.median_ms,
-        measurement.spread_ms,
-        measurement.workspace_bytes,
-        measurement.registers,
-        measurement.spills,
-        measurement.shared_memory,
-        frozenset(measurement.errors.items()),
-        measurement.clocks_mhz,
-        storable(measurement.message),
-        measurement.created_at,
+def _digest(values: Mapping[Any, Any]) -> bytes:
+    """Of everything a row says, apart from its id."""
+    told = (
+        *_plain_values(values),
+        sorted(values["errors"].items()),
+        values["created_at"].timestamp(),
     )
+    return hashlib.blake2b(repr(told).encode(), digest_size=16).digest()

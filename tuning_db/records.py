@@ -196,6 +196,9 @@ class Miss:
     last_seen: datetime
 
 
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+
+
 def canonical_config(config: Mapping[str, Any]) -> str:
     """Write a config as JSON with sorted keys: equal configs give equal text.
 
@@ -203,7 +206,7 @@ def canonical_config(config: Mapping[str, Any]) -> str:
         ValueError: it holds something JSON has no word for, NaN and infinity included.
     """
     try:
-        return json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return _encode(config)
     except (TypeError, ValueError) as error:
         raise ValueError(f"a config must be plain JSON ({error}), got {config!r}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -21,6 +22,7 @@ from flce_tune.tuning_db import (
 )
 from flce_tune.tuning_db.engine import Database
 from flce_tune.tuning_db.faults import reading_rows
+from flce_tune.tuning_db.measurements import Parents
 from flce_tune.tuning_db.migrations import ensure_head
 from flce_tune.tuning_db.models import JobRow
 from flce_tune.tuning_db.records import (
@@ -137,6 +139,18 @@ class Store:
         with self._reading() as session:
             return measurements.count(session, where)
 
+    def last_measurement_id(self) -> int:
+        """Say the largest id of a measurement; 0 without any."""
+        with self._reading() as session:
+            return measurements.last_id(session)
+
+    def parents(
+        self, *, device: DeviceRecord | None, problem: ProblemRecord | None, up_to: int
+    ) -> list[Parents]:
+        """List what measurements with ids up to ``up_to`` are of, as they first came by."""
+        with self._reading() as session:
+            return measurements.parents(session, device, problem, up_to)
+
     def measured_configs(
         self, device: DeviceRecord, problem: ProblemRecord, tokens: int, toolchain: ToolchainRecord
     ) -> dict[str, Measurement]:
@@ -196,10 +210,25 @@ class Store:
         with self._reading() as session:
             return winners.version(session)
 
-    def merge(self, records: Sequence[Measurement], front: Iterable[Winner]) -> tuple[int, int]:
-        """Add what is not there yet; see ``merging.merge``."""
+    def merge(
+        self, measurements: Iterable[Measurement], winners: Iterable[Winner] = ()
+    ) -> tuple[int, int]:
+        """Add the measurements that are not there yet, then the winners, whose must be there.
+
+        In batches, between which others may write; repeating it adds nothing. Winners replace the
+        front of their device and problem unless that has a verified one.
+
+        Returns:
+            How many measurements and how many winners were added.
+        """
+        contents, added, left = merging.Contents(), 0, iter(measurements)
+        while batch := list(itertools.islice(left, merging.BATCH)):
+            with self._reading() as session:
+                contents.load(session, batch)
+            with self._database.writing() as session:
+                added += contents.add(session, batch)
         with self._database.writing() as session:
-            return merging.merge(session, records, front)
+            return added, merging.merge_winners(session, winners)
 
     def trim(
         self,

@@ -39,17 +39,17 @@ run(ServiceSettings(**json.loads(sys.argv[1])))
 """
 
 IMPORT = """
-import json, resource, sys, time
-from pathlib import Path
-from flce_tune.tuning_db.interchange import import_json
+import json, re, sys, time
+from flce_tune.tuning_db.interchange import import_file
 from flce_tune.tuning_db.store import Store
-with Store.open(sys.argv[1]) as store:
+with Store.open(sys.argv[1]) as store, open(sys.argv[2], "rb") as file:
     began = time.monotonic()
-    report = import_json(store, Path(sys.argv[2]).read_text(), source=sys.argv[2])
+    report = import_file(store, file, source=sys.argv[2])
     seconds = time.monotonic() - began
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+# Not ru_maxrss, which begins with what the parent had.
+peak = re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]
 print(json.dumps({"added": report.measurements, "seconds": round(seconds, 1),
-                  "peak_mib": round(peak)}))
+                  "cpu_seconds": round(time.process_time(), 1), "peak_mib": int(peak) >> 10}))
 """
 
 JOB = json.dumps(

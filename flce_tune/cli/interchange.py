@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
@@ -24,23 +28,24 @@ def export(
     from flce_tune.cli.console import print_note
     from flce_tune.cli.database import open_for_reading
     from flce_tune.cli.targets import filter_record
-    from flce_tune.tuning_db.interchange import export_json
+    from flce_tune.tuning_db.interchange import export_pieces
 
     store = open_for_reading()
     if store is None:
         raise NothingFoundError("there is no tuning database yet; flce-tune sweep makes one")
     with store:
         record = filter_record(device, store.devices())
-        text = export_json(store, device=record, winners_only=winners_only)
-    if output is None:
-        sys.stdout.write(text)
-        return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FlceTuneError(
-            f"cannot write {output}: {error.strerror}; name a file that can be written"
-        ) from error
+        pieces = export_pieces(store, device=record, winners_only=winners_only)
+        if output is None:
+            sys.stdout.writelines(pieces)
+            return
+        try:
+            with output.open("w", encoding="utf-8") as file:
+                file.writelines(pieces)
+        except OSError as error:
+            raise FlceTuneError(
+                f"cannot write {output}: {error.strerror}; name a file that can be written"
+            ) from error
     print_note(f"wrote {output}")
 
 
@@ -54,11 +59,10 @@ def import_(
     """
     from flce_tune.cli.console import print_json, results
     from flce_tune.cli.database import open_for_writing
-    from flce_tune.tuning_db.interchange import import_json
+    from flce_tune.tuning_db.interchange import import_file
 
-    text = read_export(file)
-    with open_for_writing() as store:
-        report = import_json(store, text, source="stdin" if str(file) == "-" else str(file))
+    with _opened(file) as opened, open_for_writing() as store:
+        report = import_file(store, opened, source="stdin" if str(file) == "-" else str(file))
     if as_json:
         print_json(
             {
@@ -72,6 +76,22 @@ def import_(
         f"added {report.measurements} measurements and {report.winners} winners, "
         f"skipped {report.skipped} known already"
     )
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
+    """The file, or a copy of stdin for ``-``: it is read more than once.
+
+    Raises:
+        FlceTuneError: it cannot be read.
+    """
+    try:
+        with tempfile.TemporaryFile() if str(file) == "-" else file.open("rb") as opened:
+            if str(file) == "-":
+                shutil.copyfileobj(sys.stdin.buffer, opened)
+            yield opened
+    except OSError as error:
+        raise FlceTuneError(f"cannot read {file}: {error.strerror}") from error
 
 
 def read_export(file: Path) -> str:

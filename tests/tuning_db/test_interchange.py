@@ -1,3 +1,5 @@
+import io
+import itertools
 import json
 from dataclasses import replace
 
@@ -6,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flce_tune.errors import InterchangeError
-from flce_tune.tuning_db.interchange import export_json, import_json, parse, parse_winners
+from flce_tune.tuning_db import merging
+from flce_tune.tuning_db.document import Document
+from flce_tune.tuning_db.interchange import (
+    export_json,
+    export_pieces,
+    import_file,
+    import_json,
+    parse_winners,
+)
 from flce_tune.tuning_db.records import Status, Winner
 from flce_tune.tuning_db.store import Store
 
@@ -139,7 +149,7 @@ def spoil(document, path, value):
         (["measurements", 1, "status"], "good", r"measurements\[1\].status"),
         (["measurements", 1, "status"], "crash", r"measurements\[1\]: only status ok has times"),
         (["measurements", 0, "errors", "dx"], float("nan"), r"measurements\[0\].errors.dx"),
-        (["measurements", 1, "config"], {"a": float("nan")}, r"measurements\[1\].config"),
+        (["measurements", 1, "config"], {"a": float("nan")}, r"measurements\[1\]: a config must"),
         (["measurements", 1, "config"], "atomic", r"measurements\[1\].config"),
         (["measurements", 1, "device"], 5, r"measurements\[1\].device is 5, .* only 2"),
         (["measurements", 1, "device"], -1, r"measurements\[1\].device"),
@@ -177,10 +187,104 @@ def test_cut_in_the_middle(exported, empty):
 @pytest.mark.parametrize("text", ["[]", "null", "3", "[" * 100_000, '{"schema": "x"}', "\ud800"])
 def test_not_even_close(text):
     with pytest.raises(InterchangeError, match=r"odd\.json: "):
-        parse(text, "odd.json")
+        parse_winners(text, "odd.json")
 
 
 @given(st.text() | st.recursive(st.none() | st.floats(), st.lists).map(json.dumps))
 def test_any_text_is_refused_in_words(text):
     with pytest.raises(InterchangeError):
-        parse(text, "x")
+        parse_winners(text, "x")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda document: json.dumps(document),
+        lambda document: json.dumps(document, indent=4, sort_keys=True),  # measurements come early
+    ],
+)
+def test_a_document_that_another_program_wrote(filled, empty, written):
+    exported = export_json(filled)
+    import_json(empty, written(json.loads(exported)), source="x")
+    assert export_json(empty) == exported
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"schema": "flce-tune/1", "schema": "flce-tune/1"}', "schema is there twice"),
+        ('{"schema": "flce-tune/1", "devices": {}}', "devices: must be a list"),
+        ('{"schema": "flce-tune/1"} {}', "nothing was expected after the last brace"),
+    ],
+)
+def test_odd_documents(text, message):
+    with pytest.raises(InterchangeError, match=f"^odd.json: .*{message}"):
+        parse_winners(text, "odd.json")
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    monkeypatch.setattr(merging, "BATCH", 2)
+
+
+def test_an_interrupted_import_goes_on(filled, empty, small_batches):
+    exported = export_json(filled)
+    document = Document.read(io.BytesIO(exported.encode()), "x")
+
+    def breaks():
+        yield from itertools.islice(document.measurements(), 3)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        empty.merge(breaks())
+    assert empty.count_measurements() == 2
+    report = import_json(empty, exported, source="x")
+    assert (report.measurements, report.winners) == (2, 3)
+    assert export_json(empty) == exported
+
+
+def test_what_others_import_meanwhile_is_not_doubled(filled, store, empty, small_batches):
+    records = list(Document.read(io.BytesIO(export_json(filled).encode()), "x").measurements())
+
+    def interleaved():
+        yield from records[:3]
+        empty.merge(reversed(records))
+        yield from records[3:]
+
+    assert empty.merge(interleaved()) == (2, 0)  # the first batch; the rest was there by then
+    assert sorted(anonymous(empty.measurements()), key=repr) == sorted(records, key=repr)
+
+
+def test_a_row_that_is_there_twice_is_stored_once(exported, empty):
+    document = json.loads(exported)
+    document["measurements"].append(document["measurements"][0])
+    assert import_json(empty, json.dumps(document), source="x").measurements == 4
+
+
+def test_a_check_refuses_before_anything_is_written(exported, empty):
+    def check(position, measurement):
+        if measurement.status is Status.TIMEOUT:
+            raise InterchangeError(f"measurements[{position}] is too slow")
+
+    with pytest.raises(InterchangeError, match=r"measurements\[2\] is too slow"):
+        import_file(empty, io.BytesIO(exported.encode()), source="x", check=check)
+    assert empty.count_measurements() == 0
+
+
+def test_an_export_leaves_out_what_comes_meanwhile(filled, measured, device, problem):
+    before = export_json(filled)
+    pieces = export_pieces(filled)
+    start = next(pieces)
+    filled.add_measurement(measured(7.0))
+    assert start + "".join(pieces) == before
+
+
+def test_an_export_of_one_problem(filled, measured, empty, problem, toolchain):
+    other = replace(problem, vocab=1)
+    filled.add_measurement(measured(7.0, problem=other, toolchain=replace(toolchain, torch="9")))
+    text = "".join(export_pieces(filled, problem=other))
+    document = json.loads(text)
+    assert [t["torch"] for t in document["toolchains"]] == ["9"]
+    assert [p["vocab"] for p in document["problems"]] == [1]
+    assert len(document["measurements"]) == 1
+    assert document["winners"] == []

@@ -13,7 +13,7 @@ from flce_tune.service.auth import Submitter
 from flce_tune.service.dependencies import StoreDep
 from flce_tune.service.errors import responses
 from flce_tune.service.schemas import DeviceView, Page, ProblemSpec, ProblemView
-from flce_tune.tuning_db.interchange import DevicePart
+from flce_tune.tuning_db.document import DevicePart
 from flce_tune.tuning_db.records import DeviceRecord, Miss
 
 router = APIRouter(prefix="/v1/misses", tags=["misses"])
