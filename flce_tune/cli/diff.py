@@ -24,7 +24,7 @@ def diff(
 ) -> None:
     """Compare the winners of two exports, or of two devices.
 
-    Above 1×, B is faster.
+    Above 1×, B is faster; ≈ where the confidence intervals overlap.
     """
     from flce_tune.cli.console import print_json
     from flce_tune.sweep.comparison import compare
@@ -68,12 +68,13 @@ def _print(differences: list[Difference]) -> None:
     made = table("problem", *numbers, "A's config", "B's config", right=numbers)
     for one in differences:
         a, b = (side.measurement if side else None for side in (one.a, one.b))
+        ratio = format_speedup(a.median_ms if a else None, b.median_ms if b else None)
         title = problem_text(one.problem) + (f" on {one.device.name}" if one.device else "")
         made.add_row(
             title,
             format_ms(a.median_ms if a else None),
             format_ms(b.median_ms if b else None),
-            format_speedup(a.median_ms if a else None, b.median_ms if b else None),
+            f"≈ {ratio}" if one.within_noise else ratio,
             config_text(a) if a else "–",
             ("the same" if one.same_config else config_text(b)) if b else "–",
         )
@@ -90,5 +91,6 @@ def _as_json(one: Difference) -> dict[str, Any]:
         "a": winner_view(one.a) if one.a else None,
         "b": winner_view(one.b) if one.b else None,
         "ratio": one.ratio,
+        "within_noise": one.within_noise,
         "same_config": one.same_config,
     }

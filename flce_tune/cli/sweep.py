@@ -161,7 +161,8 @@ def _account(one: ProblemReport) -> str:
     if one.resumed:
         counts.append(f"{one.resumed} known from before")
     counts += [f"{count} {status.value}" for status, count in one.failures.items()]
-    account = f"{', '.join(counts)}, in {one.seconds:.1f} s."
+    stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in one.stages.items())
+    account = f"{', '.join(counts)}, in {one.seconds:.1f} s ({stages})."
     if one.winners:
         account += (
             f" Default config: {format_ms(one.default_ms)} ms;"
@@ -200,6 +201,7 @@ def _as_json(
                 "default_ms": one.default_ms,
                 "eager_ms": one.eager_ms,
                 "seconds": one.seconds,
+                "stages": dict(one.stages),
                 "error": one.error,
             }
             for one in report.problems

@@ -74,6 +74,11 @@ def format_ms(milliseconds: float | None) -> str:
     return f"{milliseconds:.{digits if milliseconds >= 1 else 3}f}"
 
 
+def format_interval(interval: tuple[float, float] | None) -> str:
+    """``17.37–18.59``, as ``format_ms``; a dash for None."""
+    return "–" if interval is None else "–".join(map(format_ms, interval))
+
+
 def format_speedup(baseline_ms: float | None, milliseconds: float | None) -> str:
     """``1.84×``: how many times faster than the baseline; a dash if either is unknown."""
     if not baseline_ms or not milliseconds:

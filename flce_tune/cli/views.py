@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from flce_tune.cli.units import format_bytes, format_ms, format_speedup
+from flce_tune.cli.units import format_bytes, format_interval, format_ms, format_speedup
 from flce_tune.dispatch.convert import device_slug
 from flce_tune.errors import InvalidConfigError
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Problem
+from flce_tune.sweep.interval import median_interval
 from flce_tune.tuning_db.records import DeviceRecord, Measurement, ProblemRecord, Winner
 
 
@@ -72,6 +73,7 @@ def measurement_view(record: Measurement) -> dict[str, Any]:
         "samples_ms": list(record.samples_ms),
         "median_ms": record.median_ms,
         "spread_ms": record.spread_ms,
+        "interval_ms": median_interval(record.samples_ms),
         "workspace_bytes": record.workspace_bytes,
         "registers": record.registers,
         "spills": record.spills,
@@ -121,7 +123,7 @@ def problem_text(problem: Problem | ProblemRecord) -> str:
     return " ".join(parts)
 
 
-WINNER_COLUMNS = ("config", "ms", "± ms", "workspace", "vs default", "vs PyTorch")
+WINNER_COLUMNS = ("config", "ms", "95 %", "workspace", "vs default", "vs PyTorch")
 WINNER_NUMBERS = WINNER_COLUMNS[1:]
 
 
@@ -131,7 +133,7 @@ def winner_cells(record: Winner) -> tuple[str, ...]:
     return (
         config_text(measured),
         format_ms(measured.median_ms),
-        format_ms(measured.spread_ms),
+        format_interval(median_interval(measured.samples_ms)),
         format_bytes(measured.workspace_bytes),
         format_speedup(record.default_ms, measured.median_ms),
         format_speedup(record.eager_ms, measured.median_ms),

@@ -7,8 +7,9 @@ from typing import Any
 
 import altair as alt
 
+from flce_tune.sweep.interval import median_interval
 from flce_tune.sweep.results import ATOMIC, GEMMS, ProblemResults, TileTime, tile_times
-from flce_tune.tuning_db.records import Winner
+from flce_tune.tuning_db.records import Measurement, Winner
 
 MIB = 1 << 20
 FAR = 3.0  # times the best: what is slower is left out of the front's chart
@@ -61,6 +62,7 @@ def front(results: ProblemResults) -> Chart:
             "MiB": max(m.workspace_bytes or 0, 1 << 10) / MIB,
             "config": _config(m.config),
             "winner": m.id in winning,
+            **_bounds(m),
         }
         for m in timed
         if (m.median_ms or 0.0) <= limit or m.id in winning
@@ -77,6 +79,9 @@ def front(results: ProblemResults) -> Chart:
             color=_strategy(rows), tooltip=["config:N", "ms:Q", "MiB:Q"]
         ),
         points.transform_filter("datum.winner").mark_line(color="#555", interpolate="step-after"),
+        points.transform_filter("datum.winner && datum.low")
+        .mark_rule(strokeWidth=2)
+        .encode(y=alt.Y("low:Q"), y2="high:Q", color=_strategy(rows)),
         points.transform_filter("datum.winner")
         .mark_point(size=130, strokeWidth=2, filled=False)
         .encode(color=_strategy(rows), tooltip=["config:N", "ms:Q", "MiB:Q"]),
@@ -88,7 +93,10 @@ def front(results: ProblemResults) -> Chart:
         height=HEIGHT,
         title=alt.TitleParams(
             "Time and workspace",
-            subtitle=f"circles: winners; others may have run only once{left_out}",
+            subtitle=[
+                "circles: winners, with the 95 % interval of their median",
+                f"others may have run only once{left_out}",
+            ],
         ),
     )
 
@@ -178,6 +186,11 @@ def failures(results: ProblemResults) -> Chart:
 
 def _data(rows: Sequence[dict[str, Any]]) -> alt.Data:
     return alt.Data(values=list(rows))  # type: ignore[no-untyped-call]
+
+
+def _bounds(measurement: Measurement) -> dict[str, float | None]:
+    low, high = median_interval(measurement.samples_ms) or (None, None)
+    return {"low": low, "high": high}
 
 
 def _strategy(rows: Sequence[dict[str, Any]]) -> alt.Color:

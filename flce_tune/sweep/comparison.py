@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from flce_tune.sweep.interval import median_interval, overlap
 from flce_tune.tuning_db.records import DeviceRecord, ProblemRecord, ToolchainRecord, Winner
 from flce_tune.tuning_db.store import Store
 
@@ -26,6 +27,14 @@ class Difference:
             return None
         a, b = self.a.measurement.median_ms, self.b.measurement.median_ms
         return a / b if a and b else None
+
+    @property
+    def within_noise(self) -> bool | None:
+        """Whether the confidence intervals overlap. None unless both sides have one."""
+        if self.a is None or self.b is None:
+            return None
+        a, b = (median_interval(side.measurement.samples_ms) for side in (self.a, self.b))
+        return overlap(a, b)
 
     @property
     def same_config(self) -> bool:

@@ -55,6 +55,7 @@ class ProblemReport:
     default_ms: float | None = None
     eager_ms: float | None = None  # plain PyTorch; None where it did not fit
     seconds: float = 0.0
+    stages: Mapping[Stage, float] = field(default_factory=dict)  # seconds of each
     error: str | None = None  # why there are no winners
 
     @property

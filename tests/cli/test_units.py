@@ -5,6 +5,7 @@ import typer
 
 from flce_tune.cli.units import (
     format_bytes,
+    format_interval,
     format_ms,
     format_speedup,
     parse_bytes,
@@ -78,3 +79,8 @@ def test_times_as_read():
 def test_speedups_as_read():
     assert format_speedup(20.0, 10.0) == "2.00×"
     assert format_speedup(None, 10.0) == format_speedup(10.0, None) == "–"
+
+
+def test_an_interval_reads_as_its_two_ends():
+    assert format_interval((17.371, 18.59)) == "17.37–18.59"
+    assert format_interval(None) == "–"

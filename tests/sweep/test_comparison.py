@@ -43,5 +43,17 @@ def test_exports_of_several_devices_meet_on_the_same_device():
     assert (on_a100.device, on_a100.ratio) == (A100, None)
 
 
+def test_overlapping_intervals_are_within_noise():
+    def timed(*samples):
+        one = winner(H200, SMALL, 2.0)
+        return replace(one, measurement=replace(one.measurement, samples_ms=samples))
+
+    slow, slower, fast = timed(*range(5, 11)), timed(*range(6, 12)), timed(*range(1, 7))
+    assert compare([slow], [slower])[0].within_noise
+    faster = timed(1, 2, 3, 4, 4, 4)
+    assert compare([slow], [faster])[0].within_noise is False
+    assert compare([fast], [timed(1.0)])[0].within_noise is None
+
+
 def test_nothing_against_nothing():
     assert compare([], []) == []
