@@ -79,17 +79,10 @@ class _Search:
 def resolve(measured: Snapshot, shipped: Snapshot, query: Query) -> Explanation:
     """Walk through the rules until one has a config. Never raises for what a snapshot holds."""
     search = _Search(query, replace(query.problem, tokens=query.problem.bucket))
-    rules: tuple[tuple[Rule, Callable[[], Iterable[_Front]]], ...] = (
-        ("exact", lambda: _exact(measured, query)),
-        ("nearest tokens", lambda: _nearest(measured, query, same_shape=True)),
-        ("nearest shape", lambda: _nearest(measured, query, same_shape=False)),
-        ("pretuned", lambda: _shipped(shipped, query)),
-        ("same architecture", lambda: _same_architecture(measured, shipped, query)),
-    )
     steps: list[Step] = []
     choice: Choice | None = None
     stale = ""
-    for rule, fronts in rules:
+    for rule, fronts in _rules(measured, shipped, query):
         if choice is not None:
             steps.append(Step(rule, "not needed", ""))
             continue
@@ -108,6 +101,33 @@ def resolve(measured: Snapshot, shipped: Snapshot, query: Query) -> Explanation:
         steps=tuple(steps),
         choice=choice,
         stale=stale,
+    )
+
+
+def usable_front(measured: Snapshot, shipped: Snapshot, query: Query) -> list[Config]:
+    """List the configs of the nearest front that can run here: what a sweep should look at first.
+
+    Empty where nothing comparable was measured.
+    """
+    search = _Search(query, query.problem)
+    for _, fronts in _rules(measured, shipped, query):
+        for front in fronts():
+            judged = [_judge(winner, front, search) for winner in front.winners]
+            if configs := [config for config in judged if isinstance(config, Config)]:
+                return configs
+    return []
+
+
+def _rules(
+    measured: Snapshot, shipped: Snapshot, query: Query
+) -> tuple[tuple[Rule, Callable[[], Iterable[_Front]]], ...]:
+    """The rules but the last, each with its fronts from near to far."""
+    return (
+        ("exact", lambda: _exact(measured, query)),
+        ("nearest tokens", lambda: _nearest(measured, query, same_shape=True)),
+        ("nearest shape", lambda: _nearest(measured, query, same_shape=False)),
+        ("pretuned", lambda: _shipped(shipped, query)),
+        ("same architecture", lambda: _same_architecture(measured, shipped, query)),
     )
 
 

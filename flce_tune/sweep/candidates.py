@@ -42,8 +42,11 @@ class Search:
         device: Device,
         options: SweepOptions,
         always: Sequence[Config],
+        near: Sequence[Config] = (),
     ) -> None:
         """Enumerate the space; ``always`` is measured whatever the budget.
+
+        A walk starts at the first config of its strategy in ``near``, or else at its default.
 
         Raises:
             UnknownStrategyError: ``options`` name a strategy that nobody registered.
@@ -52,6 +55,7 @@ class Search:
         self.space = [c for n in names for c in strategies.space(problem, device, strategy=n)]
         self._always = list(dict.fromkeys(always))
         self._starts = {n: strategies.get(n).default(problem, device) for n in names}
+        self._starts |= {config.strategy: config for config in reversed(near)}
         self._valid = lambda config: strategies.reject(config, problem, device) is None
         self._seed = options.seed
         self._whole = not any(tile for config in self.space for tile in _tiles(config))

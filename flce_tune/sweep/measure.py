@@ -1,10 +1,10 @@
-"""Measures configs on one problem and device: the check, the time, the workspace."""
+"""Measures configs on one problem and device: the checks, the time, the workspace."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -15,9 +15,10 @@ from flce_tune.kernels.config import Config
 from flce_tune.kernels.op import linear_cross_entropy
 from flce_tune.kernels.problem import Problem
 from flce_tune.kernels.reduction import LossOutputs
-from flce_tune.sweep.check import Checker, WrongResultError, poisoned
+from flce_tune.sweep.check import Checker, Errors, WrongResultError, poisoned
 from flce_tune.sweep.inputs import make_inputs, plain_loss
-from flce_tune.sweep.resources import watched_kernels
+from flce_tune.sweep.ragged import ragged_neighbour
+from flce_tune.sweep.resources import KernelResources, Launch, watched_kernels
 
 FLUSHES = 64
 STATISTICS = ("entropy", "prediction")  # asked for by problems with that feature
@@ -36,6 +37,7 @@ class Trial:
     registers: int | None = None  # of the largest Triton kernel, if there is one
     spills: int | None = None
     shared_memory: int | None = None  # bytes per block
+    same_as: Config | None = None  # measured before, with the same binaries: whose time this is
 
 
 class Bench(Protocol):
@@ -45,13 +47,20 @@ class Bench(Protocol):
     """
 
     def compile(self, config: Config) -> None:
-        """Run the config once, unchecked."""
+        """Run the config once, unchecked, here and on the ragged neighbour."""
 
     def trial(self, config: Config) -> Trial:
         """Check the config, then time one run and take its workspace.
 
         Raises:
             WrongResultError: the config computes something else.
+        """
+
+    def check_ragged(self, config: Config) -> None:
+        """Check the config on a neighbour of the problem whose sizes no tile divides.
+
+        Raises:
+            WrongResultError: the config computes something else there.
         """
 
     def time(self, config: Config) -> float:
@@ -68,6 +77,14 @@ class BenchFactory(Protocol):
         """Prepare the inputs of a problem on a device."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Binaries:
+    """What a config runs: its kernels as compiled, each with its grid, and what surrounds them."""
+
+    config: Config  # without its tiles, which only the kernels know
+    launches: tuple[Launch, ...]
+
+
 class OpBench:
     """Measures the op itself, forward and backward, on inputs of its own."""
 
@@ -80,28 +97,28 @@ class OpBench:
         self._inputs = make_inputs(problem, device, seed)
         self._checksum = self._inputs.checksum()
         self._checker: Checker | None = None
+        self._ragged: OpBench | None = None
         self._warm: set[Config] = set()  # configs that have run in this process
+        self._trials: dict[Config, Trial] = {}
+        self._timed: dict[_Binaries, Config] = {}  # who was timed with these
         self._timer = _cuda_timer(device) if device.type == "cuda" else _cpu_time
 
     def compile(self, config: Config) -> None:
-        """Run the config once, unchecked."""
-        self._run(config)
-        self._synchronize()
-        self._warm.add(config)
+        """Run the config once, unchecked, here and on the ragged neighbour."""
+        for bench in (self, self._neighbour()):
+            bench._warm_up(config)
 
     def trial(self, config: Config) -> Trial:
         """Check the config, then time one run and take its workspace."""
-        if self._checker is None:
-            self._checker = Checker(self._problem, self._inputs, self._seed)
-        with poisoned(), watched_kernels() as kernels:
-            outputs = self._run(config)
-        self._synchronize()
-        self._warm.add(config)
-        errors = self._checker.errors(outputs)
-        del outputs
+        errors, kernels = self._check(config)
+        same = _Binaries(replace(config, logits=None, dx=None, dw=None), tuple(kernels.launches))
+        if kernels.launches and same in self._timed:
+            first = self._timed[same]
+            return replace(self._trials[first], errors=errors, same_as=first)
         sample_ms, workspace = self._timed_with_workspace(config)
         self._require_untouched_inputs()
-        return Trial(
+        self._timed[same] = config
+        self._trials[config] = Trial(
             sample_ms,
             workspace,
             errors,
@@ -110,16 +127,47 @@ class OpBench:
             kernels.spills,
             kernels.shared_memory,
         )
+        return self._trials[config]
+
+    def check_ragged(self, config: Config) -> None:
+        """Check the config on a neighbour of the problem whose sizes no tile divides."""
+        neighbour = self._neighbour()
+        try:
+            neighbour._check(config)
+        except WrongResultError as error:
+            p = neighbour._problem
+            where = f"with N={p.tokens}, D={p.hidden}, V={p.vocab}"
+            raise WrongResultError(f"{where}: {error}", error.errors) from error
 
     def time(self, config: Config) -> float:
         """Time one run of a config that passed its trial, in ms."""
+        self._ragged = None  # its memory is not missed by what is timed
         if config not in self._warm:
-            self.compile(config)
+            self._warm_up(config)
         return self._timer(lambda: self._run(config))
 
     def time_plain(self) -> float:
         """Time one run of plain PyTorch, in ms."""
         return self._timer(self._run_plain)
+
+    def _neighbour(self) -> OpBench:
+        if self._ragged is None:
+            self._ragged = type(self)(ragged_neighbour(self._problem), self._device, self._seed)
+        return self._ragged
+
+    def _warm_up(self, config: Config) -> None:
+        self._run(config)
+        self._synchronize()
+        self._warm.add(config)
+
+    def _check(self, config: Config) -> tuple[Errors, KernelResources]:
+        if self._checker is None:
+            self._checker = Checker(self._problem, self._inputs, self._seed)
+        with poisoned(), watched_kernels() as kernels:
+            outputs = self._run(config)
+        self._synchronize()
+        self._warm.add(config)
+        return self._checker.errors(outputs), kernels
 
     def _run(self, config: Config) -> dict[str, Tensor]:
         inputs = self._inputs

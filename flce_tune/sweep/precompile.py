@@ -1,7 +1,8 @@
 """Fills Triton's disk cache on all cores before anything is measured.
 
-A config compiles the same kernels for a few tokens as for many, so small problems in several
-worker processes leave their binaries where the measuring worker finds them.
+A config compiles the same kernels for a small problem as for a large one that leaves the same
+remainders, so small problems in several worker processes leave their binaries where the measuring
+worker finds them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from flce_tune.sweep.measure import BenchFactory
 from flce_tune.sweep.places import Place
 from flce_tune.sweep.worker import StoppedError
 
-TOKENS = 256  # divisible by all that Triton specialises on, like most real token counts
+CHUNK = 128  # tokens
+PARTS = 4  # the first, the last and those between them have kernels of their own
+LARGEST_SLAB = 16384  # vocabulary columns
+HIDDEN = 512
+REMAINDER = 256  # the largest block; kernels differ by what is left of a size, and by little else
 
 
 def precompile(
@@ -38,7 +43,7 @@ def precompile(
     Raises:
         StoppedError: ``should_stop`` said so.
     """
-    small = dataclasses.replace(problem, tokens=min(TOKENS, problem.tokens))
+    small = shrunk(problem)
     todo: queue.SimpleQueue[Config] = queue.SimpleQueue()
     for config in configs:
         todo.put(config)
@@ -55,7 +60,7 @@ def precompile(
             while True:
                 config = todo.get_nowait()
                 try:
-                    worker.call("compile", config, timeout_s=timeout_s)
+                    worker.call("compile", shrunk_config(config, problem), timeout_s=timeout_s)
                 except CandidateError as error:
                     failures[config] = error
 
@@ -71,3 +76,24 @@ def precompile(
     if should_stop is not None and should_stop():
         raise StoppedError
     return failures
+
+
+def shrunk(problem: Problem) -> Problem:
+    """A small problem for which a shrunk config compiles what it compiles for this one."""
+    return dataclasses.replace(
+        problem,
+        tokens=_shrunk(problem.tokens, PARTS * CHUNK),
+        hidden=_shrunk(problem.hidden, HIDDEN),
+        vocab=_shrunk(problem.vocab, PARTS * LARGEST_SLAB),
+    )
+
+
+def shrunk_config(config: Config, problem: Problem) -> Config:
+    """The config with chunks that cut the shrunk problem into several where they cut this one."""
+    if config.chunk is None or config.chunk >= problem.tokens:
+        return config
+    return dataclasses.replace(config, chunk=min(config.chunk, CHUNK))
+
+
+def _shrunk(size: int, least: int) -> int:
+    return min(size, least + size % REMAINDER)

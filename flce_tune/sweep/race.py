@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from flce_tune.sweep.interval import median_interval
+
 K = TypeVar("K", bound=Hashable)
 
 ALIKE_TIME = 0.005  # medians closer than this, relative, are a tie whatever the samples say
@@ -50,36 +52,47 @@ def is_tie(a: Racer[K], b: Racer[K]) -> bool:
     """Whether the two differ by no more than the noise.
 
     Samples of equal number were taken in the same rounds, so they are compared round by round:
-    what slows the whole machine for a while then counts for neither.
+    what slows the whole machine for a while then counts for neither. They tie unless the
+    confidence interval of the median difference keeps clear of zero.
     """
+    alike = ALIKE_TIME * min(a.median, b.median)
     if len(a.samples) == len(b.samples):
         differences = [x - y for x, y in zip(a.samples, b.samples, strict=True)]
         difference, noise = statistics.median(differences), standard_error(differences)
+        if interval := median_interval(differences):
+            return interval[0] <= 0 <= interval[1] or abs(difference) <= alike
     else:
         difference = a.median - b.median
         noise = math.hypot(standard_error(a.samples), standard_error(b.samples))
-    return abs(difference) <= max(2 * noise, ALIKE_TIME * min(a.median, b.median))
+    return abs(difference) <= max(2 * noise, alike)
 
 
 def shortlist(racers: Iterable[Racer[K]], keep: int, always: Collection[K] = ()) -> list[Racer[K]]:
-    """Choose who runs again, fastest first: the ``keep`` best, and all of ``always``.
+    """Choose who runs again, fastest first: ``keep`` at and near the front, and all of ``always``.
 
-    Half the places go to the front of time and workspace and the others to the fastest, so that
-    small workspaces stay in the race. Nobody far behind the best runs again, unless in ``always``.
+    Two thirds of the places go to the front of time and workspace, thinned where it is longer.
+    The others go to whoever is least behind the fastest that needs no more workspace: whichever
+    member of the front only seemed fast has its rivals beside it. Nobody far behind the best runs
+    again, unless in ``always``.
     """
     ranked = sorted(racers, key=lambda racer: racer.median)
     if not ranked:
         return []
     limit = TOO_SLOW * ranked[0].median
     near = [racer for racer in ranked if racer.median <= limit]
-    frontier = thin(front(near), max(1, keep // 2))
-    chosen = {racer.key for racer in frontier}
-    for racer in near:
+    chosen = {racer.key for racer in thin(front(near), keep - keep // 3)}
+    for racer in sorted(near, key=lambda racer: _behind(racer, near)):
         if len(chosen) >= keep:
             break
         chosen.add(racer.key)
     chosen.update(always)
     return [racer for racer in ranked if racer.key in chosen]
+
+
+def _behind(racer: Racer[K], others: Iterable[Racer[K]]) -> float:
+    """How many times the best time within its own workspace a racer takes; 1 on the front."""
+    allowed = racer.workspace * (1 + ALIKE_WORKSPACE)
+    return racer.median / min(other.median for other in others if other.workspace <= allowed)
 
 
 def thin(racers: Sequence[Racer[K]], keep: int) -> list[Racer[K]]:

@@ -1,23 +1,29 @@
-"""Registers, spills and shared memory of the Triton kernels that a config launches."""
+"""The Triton kernels that a config launches: their binaries, registers, spills, shared memory."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+Launch = tuple[str, tuple[int, ...]]
+"""A kernel's binary, as its SHA-256, and its grid."""
 
 
 @dataclass(slots=True)
 class KernelResources:
-    """The largest of all kernels launched; None while there was none."""
+    """All launches in order, and the largest of the kernels; None while there was none."""
 
     registers: int | None = None  # per thread
     spills: int | None = None  # of registers, per thread
     shared_memory: int | None = None  # bytes per block
+    launches: list[Launch] = field(default_factory=list)
 
-    def add(self, registers: int, spills: int, shared_memory: int) -> None:
-        """Count in one kernel."""
+    def add(self, launch: Launch, registers: int, spills: int, shared_memory: int) -> None:
+        """Count in one launch."""
+        self.launches.append(launch)
         self.registers = max(self.registers or 0, registers)
         self.spills = max(self.spills or 0, spills)
         self.shared_memory = max(self.shared_memory or 0, shared_memory)
@@ -36,11 +42,15 @@ def watched_kernels() -> Iterator[KernelResources]:
         yield resources
         return
     original = CompiledKernel.launch_metadata
+    digests: dict[int, str] = {}
 
-    def noted(kernel: Any, *args: Any) -> Any:
-        metadata = original(kernel, *args)
+    def noted(kernel: Any, grid: Sequence[int], *args: Any) -> Any:
+        metadata = original(kernel, grid, *args)
         _ = kernel.run  # loads the binary, which tells its registers
-        resources.add(kernel.n_regs, kernel.n_spills, kernel.metadata.shared)
+        if id(kernel) not in digests:
+            digests[id(kernel)] = hashlib.sha256(kernel.kernel).hexdigest()
+        launch = digests[id(kernel)], tuple(map(int, grid))
+        resources.add(launch, kernel.n_regs, kernel.n_spills, kernel.metadata.shared)
         return metadata
 
     CompiledKernel.launch_metadata = noted

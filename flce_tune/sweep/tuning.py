@@ -10,17 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flce_tune.dispatch.convert import config_of, device_record, problem_record
+from flce_tune.dispatch.rules import Query, usable_front
+from flce_tune.dispatch.snapshot import Snapshot
 from flce_tune.errors import InvalidConfigError, SweepError
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Problem
 from flce_tune.sweep.candidates import Search, covering
-from flce_tune.sweep.events import (
-    ProblemReport,
-    SweepEvents,
-    SweepOptions,
-)
+from flce_tune.sweep.events import ProblemReport, Stage, SweepEvents, SweepOptions
 from flce_tune.sweep.failures import CandidateError
+from flce_tune.sweep.interval import FEWEST
 from flce_tune.sweep.measure import BenchFactory, Trial
 from flce_tune.sweep.places import Place
 from flce_tune.sweep.precompile import precompile
@@ -43,8 +42,8 @@ class Effort:
 
 
 FULL = Effort(second_runs=2, finalists=16, rounds=15, final_s=20.0)
-QUICK = Effort(second_runs=1, finalists=10, rounds=7, final_s=6.0)
-FEWEST_ROUNDS = 3
+QUICK = Effort(second_runs=1, finalists=8, rounds=9, final_s=6.0)
+PLAIN_RUNS = 3
 
 
 class ProblemSweep:
@@ -73,8 +72,12 @@ class ProblemSweep:
         self._device_record = device_record(self._device)
         self._problem_record = problem_record(problem)
         self._toolchain = place.toolchain
-        self._racers: dict[Config, Racer[Config]] = {}  # all that ran, with their samples so far
+        # All that ran and their samples so far, on the scale of the first one's first sample.
+        self._racers: dict[Config, Racer[Config]] = {}
         self._trials: dict[Config, Trial] = {}  # of those checked by this sweep
+        self._passed: set[Config] = set()  # also checked on the ragged neighbour
+        self._twins: dict[Config, Config] = {}  # who has the same binaries and races for both
+        self._stages: list[tuple[Stage, float]] = []  # and when they started
         self._progress = ProblemReport(problem)
         self._failures: Counter[Status] = Counter()
         self._started = time.monotonic()
@@ -87,12 +90,14 @@ class ProblemSweep:
             PlaceLostError: the place is gone.
         """
         try:
+            self._runner.prepare()
             default = strategies.default(self._problem, self._device)
-            incumbents = self._incumbents()
-            search = Search(self._problem, self._device, self._options, [default, *incumbents])
+            incumbents, near = self._incumbents(), self._near()
+            always = [default, *incumbents, *near]
+            search = Search(self._problem, self._device, self._options, always, near)
             self._events.on_start(self._problem, search.budget)
             self._compile(search)
-            self._events.on_stage("measure", search.budget)
+            self._stage("measure", search.budget)
             for batch in search.batches(self._median):
                 self._measure(self._resume(batch), search.budget)
             self._race([default, *incumbents])
@@ -105,11 +110,18 @@ class ProblemSweep:
 
     def report(self) -> ProblemReport:
         """Tell what has been done so far."""
+        now = time.monotonic()
+        ends = [*(start for _, start in self._stages[1:]), now]
         return replace(
             self._progress,
             failures=dict(self._failures),
-            seconds=time.monotonic() - self._started,
+            seconds=now - self._started,
+            stages={s: end - start for (s, start), end in zip(self._stages, ends, strict=True)},
         )
+
+    def _stage(self, stage: Stage, total: int) -> None:
+        self._stages.append((stage, time.monotonic()))
+        self._events.on_stage(stage, total)
 
     def _incumbents(self) -> list[Config]:
         """The stored winners that can run here, fastest first."""
@@ -123,8 +135,14 @@ class ProblemSweep:
                 configs.append(config)
         return configs
 
+    def _near(self) -> list[Config]:
+        """The front that the dispatcher would start from, stored or shipped; it may be empty."""
+        query = Query(self._problem, self._device, None, {}, lambda _: "")
+        measured = Snapshot.from_winners(self._store.winners(), "")
+        return usable_front(measured, Snapshot.from_pretuned(), query)
+
     def _median(self, config: Config) -> float | None:
-        racer = self._racers.get(config)
+        racer = self._racers.get(self._twins.get(config, config))
         return None if racer is None else racer.median
 
     def _resume(self, configs: Sequence[Config]) -> list[Config]:
@@ -158,7 +176,7 @@ class ProblemSweep:
         todo = [c for c in tiled if canonical_config(c.to_dict()) not in known]
         if not todo:
             return
-        self._events.on_stage("compile", len(todo))
+        self._stage("compile", len(todo))
         failures = precompile(
             todo,
             self._problem,
@@ -183,8 +201,23 @@ class ProblemSweep:
             return self._failed(config, error)
         self._trials[config] = trial
         racer = Racer(config, (trial.sample_ms,), trial.workspace_bytes)
-        self._racers[config] = racer
+        if trial.same_as in self._racers and config not in self._racers:
+            self._twins[config] = trial.same_as
+            return self._timed(racer, message=f"not timed: the same binaries as {trial.same_as}")
+        self._racers[config] = replace(racer, samples=self._scaled(config, racer.samples))
         return self._timed(racer)
+
+    def _scaled(self, config: Config, samples: tuple[float, ...]) -> tuple[float, ...]:
+        """Samples just taken, as they would have been when the first racer was first timed.
+
+        Clocks fall as a GPU warms up: a config tried after a pause seems faster than it is. The
+        first racer runs once more to tell by how much.
+        """
+        reference = next(iter(self._racers.values()), None)
+        if reference is None or reference.key == config:
+            return samples
+        now = self._sample(reference.key)
+        return samples if now is None else tuple(s * reference.samples[0] / now for s in samples)
 
     def _race(self, always: Sequence[Config]) -> None:
         """Run the best third again."""
@@ -194,15 +227,35 @@ class ProblemSweep:
             max(third, self._effort.finalists),
             [config for config in always if config in self._racers],
         )
-        self._events.on_stage("race", len(chosen))
-        fresh = interleave(
-            [racer.key for racer in chosen if racer.key in self._trials],
-            self._effort.second_runs,
-            self._sample,
-        )
+        self._stage("race", len(chosen))
+        passing = self._passing([racer.key for racer in chosen if racer.key in self._trials])
+        fresh = interleave(passing, self._effort.second_runs, self._sample)
+        scale = 1.0
+        if (reference := next(iter(self._racers), None)) in fresh:
+            first, *_ = self._racers[reference].samples
+            scale = first / statistics.median(fresh[reference])
         for config, samples in fresh.items():
             racer = self._racers[config]
-            self._racers[config] = replace(racer, samples=racer.samples + samples)
+            again = tuple(sample * scale for sample in samples)
+            self._racers[config] = replace(racer, samples=racer.samples + again)
+
+    def _passing(self, configs: Sequence[Config]) -> list[Config]:
+        """Those that are right on the ragged neighbour, too; failures are stored.
+
+        Where the neighbour's tensors do not fit beside the problem's, nothing is held against the
+        config.
+        """
+        for config in configs:
+            if config in self._passed:
+                continue
+            try:
+                self._call("check_ragged", config)
+            except CandidateError as error:
+                if error.status is not Status.OUT_OF_MEMORY:
+                    self._drop(config, error)
+                    continue
+            self._passed.add(config)
+        return [config for config in configs if config in self._passed]
 
     def _final(self, default: Config, incumbents: Sequence[Config]) -> None:
         """Race the finalists against the incumbents and the default, and store the front."""
@@ -212,10 +265,12 @@ class ProblemSweep:
             [config for config in (default, *incumbents) if config in self._racers],
         )
         # What an earlier process measured is checked again here before it can win.
-        finalists = [r.key for r in chosen if r.key in self._trials or self._retry(r.key)]
+        self._stage("final", len(chosen))
+        finalists = self._passing(
+            [r.key for r in chosen if r.key in self._trials or self._retry(r.key)]
+        )
         if not finalists:
             raise SweepError(self._all_failed())
-        self._events.on_stage("final", len(finalists))
         results = interleave(finalists, self._rounds(finalists), self._sample)
         racers = [replace(self._racers[config], samples=s) for config, s in results.items()]
         if not racers:
@@ -241,6 +296,7 @@ class ProblemSweep:
     def _retry(self, config: Config) -> bool:
         measurement = self._try(config)
         if measurement.status is not Status.OK:
+            self._racers.pop(config, None)
             self._store.add_measurement(measurement)
             return False
         return True
@@ -248,22 +304,25 @@ class ProblemSweep:
     def _rounds(self, finalists: Sequence[Config]) -> int:
         round_s = sum(self._racers[config].median for config in finalists) / 1e3
         affordable = int(self._effort.final_s / round_s) if round_s else self._effort.rounds
-        return max(FEWEST_ROUNDS, min(self._effort.rounds, affordable))
+        return max(FEWEST, min(self._effort.rounds, affordable))
 
     def _sample(self, config: Config) -> float | None:
         try:
             sample: float = self._call("time", config)
         except CandidateError as error:
-            self._racers.pop(config, None)
-            self._store.add_measurement(self._failed(config, error))
+            self._drop(config, error)
             return None
         return sample
+
+    def _drop(self, config: Config, error: CandidateError) -> None:
+        self._racers.pop(config, None)
+        self._store.add_measurement(self._failed(config, error))
 
     def _eager_ms(self) -> float | None:
         """Time plain PyTorch; None where it does not fit."""
         try:
             self._call("time_plain")  # a warm-up
-            samples: list[float] = [self._call("time_plain") for _ in range(FEWEST_ROUNDS)]
+            samples: list[float] = [self._call("time_plain") for _ in range(PLAIN_RUNS)]
         except CandidateError:
             return None
         return statistics.median(samples)
@@ -273,7 +332,7 @@ class ProblemSweep:
             raise StoppedError
         return self._runner.call(method, *args, timeout_s=self._options.timeout_s)
 
-    def _timed(self, racer: Racer[Config]) -> Measurement:
+    def _timed(self, racer: Racer[Config], message: str = "") -> Measurement:
         trial = self._trials[racer.key]
         return self._record(
             racer.key,
@@ -287,6 +346,7 @@ class ProblemSweep:
             registers=trial.registers,
             spills=trial.spills,
             shared_memory=trial.shared_memory,
+            message=message,
         )
 
     def _failed(self, config: Config, error: CandidateError) -> Measurement:

@@ -32,7 +32,7 @@ from flce_tune.sweep.failures import CandidateError, classify, death
 from flce_tune.sweep.measure import Bench, BenchFactory
 from flce_tune.tuning_db.records import Status
 
-Method = Literal["compile", "trial", "time", "time_plain"]
+Method = Literal["compile", "trial", "check_ragged", "time", "time_plain"]
 
 START_TIMEOUT_S = 300.0  # for importing torch and making the inputs on a busy machine
 POLL_S = 0.1  # how often a waiting parent looks at should_stop
@@ -55,6 +55,9 @@ class StoppedError(Exception):
 class Runner(Protocol):
     """Calls a bench, here or elsewhere."""
 
+    def prepare(self) -> None:
+        """Start what takes long to start, without waiting for it. Not necessary, only sooner."""
+
     def call(self, method: Method, *args: object, timeout_s: float) -> Any:
         """Call a method of the bench.
 
@@ -76,6 +79,9 @@ class LocalRunner:
     ) -> None:
         self._make: Callable[[], Bench] = functools.partial(make_bench, problem, device, seed)
         self._bench: Bench | None = None
+
+    def prepare(self) -> None:
+        """Do nothing: the first call makes the bench."""
 
     def call(self, method: Method, *args: object, timeout_s: float) -> Any:
         """Call a method of the bench; its exceptions become CandidateErrors."""
@@ -113,17 +119,25 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection[Any, Any] | None = None
         self._stderr: IO[bytes] | None = None
+        self._ready = False  # the bench is made
 
     @property
     def pid(self) -> int | None:
         """The process id of the running worker; None while there is none."""
         return None if self._process is None else self._process.pid
 
-    def call(self, method: Method, *args: object, timeout_s: float) -> Any:
-        """Call a method of the bench, starting a worker where none runs."""
+    def prepare(self) -> None:
+        """Start the process where none runs; it makes its bench by itself."""
         with self._killed_on_error():
             if self._process is None:
                 self._start()
+
+    def call(self, method: Method, *args: object, timeout_s: float) -> Any:
+        """Call a method of the bench, starting a worker where none runs."""
+        self.prepare()
+        with self._killed_on_error():
+            if not self._ready:
+                self._await_bench()
             return self._exchange((method, args), timeout_s)
 
     def close(self) -> None:
@@ -138,6 +152,7 @@ class Worker:
             if resource is not None:
                 resource.close()
         self._connection = self._stderr = None
+        self._ready = False
 
     @contextlib.contextmanager
     def _killed_on_error(self) -> Iterator[None]:
@@ -172,11 +187,14 @@ class Worker:
         )
         theirs.close()
         ours.send_bytes(self._arguments)
+
+    def _await_bench(self) -> None:
         try:
             self._receive(START_TIMEOUT_S)
         except (CandidateError, _AnsweredError) as error:
             reason = error.error if isinstance(error, _AnsweredError) else error
             raise SweepError(f"the problem cannot be set up: {reason}") from None
+        self._ready = True
 
     def _exchange(self, request: tuple[Method, tuple[object, ...]], timeout_s: float) -> Any:
         assert self._connection is not None

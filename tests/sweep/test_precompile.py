@@ -1,8 +1,10 @@
 import pytest
 
 from flce_tune.kernels.config import Config
+from flce_tune.kernels.problem import Problem
+from flce_tune.kernels.strategies.recompute import SLABS
 from flce_tune.sweep.places import LocalPlace
-from flce_tune.sweep.precompile import precompile
+from flce_tune.sweep.precompile import LARGEST_SLAB, precompile, shrunk, shrunk_config
 from flce_tune.sweep.worker import StoppedError
 from flce_tune.tuning_db.records import Status
 
@@ -38,3 +40,18 @@ def test_a_stop_ends_the_compiling(planted, problem, cpu):
 
 def test_nothing_to_compile(planted, problem, cpu):
     assert precompile([], problem, LocalPlace(cpu), planted.PlantedBench, timeout_s=1) == {}
+
+
+def test_the_shrunk_problem_leaves_the_same_remainders_and_cuts_as_many_ways():
+    problem = Problem(tokens=16384 + 48, hidden=4096 + 8, vocab=128256 + 1)
+    small = shrunk(problem)
+    for size in ("tokens", "hidden", "vocab"):
+        assert getattr(small, size) % 256 == getattr(problem, size) % 256
+        assert getattr(small, size) < getattr(problem, size)
+    config = Config("chunked", chunk=4096)
+    assert small.tokens / shrunk_config(config, problem).chunk >= 3, "a first, a middle and a last"
+    assert small.vocab / LARGEST_SLAB >= 3
+    assert max(SLABS) == LARGEST_SLAB
+    one_chunk = Config("chunked", chunk=32768)
+    assert shrunk_config(one_chunk, problem) == one_chunk
+    assert shrunk(small) == small

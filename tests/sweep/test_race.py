@@ -177,3 +177,21 @@ class TestInterleave:
         samples = interleave("abcd", 40, lambda _: 100 + next(clock) * 0.1)
         medians = {key: sorted(s)[len(s) // 2] for key, s in samples.items()}
         assert max(medians.values()) - min(medians.values()) < 0.5
+
+
+def test_rivals_of_a_small_member_of_the_front_run_again_beside_it():
+    """Whoever seemed fast at that workspace may have been lucky."""
+    racers = [
+        *(racer(f"large {i}", 10 + i / 10, 1000) for i in range(9)),
+        racer("lucky", 17.2, 100),
+        racer("rival", 17.4, 100),
+    ]
+    assert {"lucky", "rival"} <= set(keys(shortlist(racers, 6)))
+
+
+def test_a_tie_is_decided_by_the_rounds_not_by_the_size_of_the_difference():
+    base = [100, 120, 90, 150, 110, 95, 130, 105, 99]
+    always_faster = [x - 1 for x in base]
+    mostly_faster = [x - 1 if i % 3 else x + 1 for i, x in enumerate(base)]
+    assert not is_tie(racer("a", base), racer("b", always_faster))
+    assert is_tie(racer("a", base), racer("b", mostly_faster))

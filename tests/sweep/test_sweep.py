@@ -122,6 +122,99 @@ def test_planted_faults_cost_the_candidate_alone(planted, store, problem, cpu):
         bench.trial(config)  # another process, other inputs: still right
 
 
+@pytest.fixture
+def extra(planted):
+    """Registers one more strategy of ``planted`` for as long as the test runs."""
+    added = []
+
+    def register(strategy):
+        strategies.register(strategy)
+        added.append(strategy.name)
+
+    yield register
+    for name in added:
+        strategies.unregister(name)
+
+
+def test_what_is_right_only_on_round_shapes_never_wins(planted, extra, store, problem, cpu):
+    """It seems by far the fastest, and was stored as a winner before."""
+    extra(planted.Round())
+    bad = planted.Round.bad
+
+    class Fast(OpBench):
+        def trial(self, config):
+            trial = super().trial(config)
+            return dataclasses.replace(trial, sample_ms=1e-3) if config == bad else trial
+
+        def time(self, config):
+            return 1e-3 if config == bad else super().time(config)
+
+    def run():
+        options = SweepOptions(strategies=("round",), isolate=False)
+        report = sweep([problem], store, cpu, options, make_bench=Fast)
+        assert report.winners
+        assert bad not in configs(w.measurement for w in report.winners)
+
+    run()
+    ok, refused = (m for m in store.measurements() if config_of(m) == bad)
+    assert (ok.status, refused.status) == (Status.OK, Status.WRONG_RESULT)
+    assert refused.message.startswith("with N=299, D=28, V=401: dx: relative error")
+    store.set_winners(ok.device, ok.problem, [Winner(ok)])
+    run()
+
+
+def test_equal_binaries_are_timed_and_race_once(planted, extra, store, problem, cpu, monkeypatch):
+    compiler = pytest.importorskip("triton.compiler")
+    monkeypatch.setattr(compiler.CompiledKernel, "launch_metadata", lambda kernel, *args: args)
+    extra(planted.Tiled())
+    timed = Counter()
+
+    class Counting(OpBench):
+        def time(self, config):
+            timed[config] += 1
+            return super().time(config)
+
+    options = SweepOptions(strategies=("tiled",), isolate=False)
+    report = sweep([problem], store, cpu, options, make_bench=Counting)
+    first, same, other = (Config("tiled", logits=tile) for tile in planted.Tiled.tiles)
+    assert timed[first] > 0
+    assert timed[other] > 0
+    assert timed[same] == 0
+    (shared,) = (m for m in store.measurements() if config_of(m) == same)
+    twin = next(m for m in store.measurements() if config_of(m) == first)
+    assert shared.samples_ms == twin.samples_ms
+    assert f"the same binaries as {first}" in shared.message
+    assert same not in configs(w.measurement for w in report.winners)
+
+
+def test_trials_are_compared_at_the_same_clock(planted, store, problem, cpu):
+    """A GPU that cools while a config compiles is faster for a moment, and that config seems so."""
+    slow = Config("full")
+
+    class Cooling(planted.Impatient):
+        clock = 1.0
+
+        def ms(self, config):
+            return self.clock * (12 if config == slow else 10 + super().ms(config) / 1000)
+
+        def trial(self, config):
+            self.clock = 0.5 if config == slow else 1.0
+            return super().trial(config)
+
+    class Shortlist(Recorder):
+        total = {}  # noqa: RUF012
+
+        def on_stage(self, stage, total):
+            self.total[stage] = total
+
+    events = Shortlist()
+    options = SweepOptions(isolate=False, quick=True)
+    sweep([problem], store, cpu, options, events=events, make_bench=Cooling)
+    finals = [m for m in store.measurements() if len(m.samples_ms) > 1]
+    assert finals
+    assert slow not in configs(finals), "it never was fast"
+
+
 def test_a_sweep_goes_on_where_it_was_stopped(store, problem, cpu):
     first = Recorder(stop_after=2)
     report = sweep([problem], store, cpu, HERE, events=first, should_stop=first.should_stop)

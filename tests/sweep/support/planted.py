@@ -3,11 +3,12 @@
 import os
 import signal
 import time
+import types
 
 import torch
 
 from flce_tune.kernels import strategies
-from flce_tune.kernels.config import Config
+from flce_tune.kernels.config import Config, Tile
 from flce_tune.sweep.measure import OpBench
 
 FULL = Config("full")
@@ -95,6 +96,59 @@ class PlantedBench(OpBench):
         super().__init__(problem, device, seed)
 
 
+class Round(Planted):
+    """``full``, but with a chunk right only for token counts that are a multiple of 4."""
+
+    name = "round"
+    bad = Config("round", chunk=4)
+
+    def space(self, problem, device):
+        yield self.bad
+        yield Config(self.name)
+
+    def train(self, inputs, row_weight, loss, wanted, config):
+        statistics, gradients = strategies.get("full").train(inputs, row_weight, loss, wanted, FULL)
+        if config.chunk:
+            gradients.dx[len(inputs.x) // 4 * 4 :] = 0  # the last tile, which nobody wrote
+        return statistics, gradients
+
+
+class Compiled:
+    """What Triton's compiler makes, as far as the tuner looks at it."""
+
+    run = None
+    n_regs, n_spills = 32, 0
+    metadata = types.SimpleNamespace(shared=1024)
+
+    def __init__(self, tile):
+        # The last stages do nothing for a loop this short: the binaries are the same.
+        self.kernel = f"{tile.n_block} {tile.v_block} {tile.d_block}".encode()
+
+
+class Tiled(Planted):
+    """``full`` with a kernel from a compiler that makes equal binaries of different tiles."""
+
+    name = "tiled"
+    tiles = (
+        Tile(64, 64, 64, num_stages=3),
+        Tile(64, 64, 64, num_stages=4),
+        Tile(128, 64, 64, num_stages=3),
+    )
+
+    def space(self, problem, device):
+        for tile in self.tiles:
+            yield Config(self.name, logits=tile)
+
+    def default(self, problem, device):
+        return Config(self.name, logits=self.tiles[0])
+
+    def train(self, inputs, row_weight, loss, wanted, config):
+        from triton.compiler import CompiledKernel
+
+        CompiledKernel.launch_metadata(Compiled(config.logits), (len(inputs.x),), 0)
+        return strategies.get("full").train(inputs, row_weight, loss, wanted, FULL)
+
+
 class Puppet:
     """A bench that does what it is told, to try the worker itself."""
 
@@ -104,6 +158,9 @@ class Puppet:
     def time(self, order, *args):
         self.calls += 1
         return getattr(self, order)(*args)
+
+    def check_ragged(self, config):
+        pass
 
     def count(self):
         return self.calls, os.getpid()
