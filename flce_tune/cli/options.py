@@ -114,6 +114,15 @@ LocalDeviceOption = Annotated[
         help="cuda, cuda:1 or cpu. Default: the first GPU, else the CPU.",
     ),
 ]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--devices",
+        metavar="NAMES",
+        help="Several GPUs of this machine, each with problems of its own: "
+        "all, or e.g. cuda:0,cuda:1.",
+    ),
+]
 WorkspaceLimitOption = Annotated[
     int | None,
     typer.Option(

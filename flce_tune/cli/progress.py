@@ -35,7 +35,7 @@ STAGES: dict[Stage, str] = {
 def reporting(console: Console, problems: int) -> Iterator[SweepEvents]:
     """Events that show the progress of a sweep of ``problems`` problems on ``console``."""
     if not console.is_terminal:
-        yield Lines(console, problems)
+        yield Lines(console, _Heading(problems))
         return
     columns: tuple[ProgressColumn, ...] = (
         TextColumn("{task.description}"),
@@ -45,7 +45,7 @@ def reporting(console: Console, problems: int) -> Iterator[SweepEvents]:
         _Best(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        yield Bar(progress, problems)
+        yield Bar(progress, _Heading(problems))
 
 
 class _Count(ProgressColumn):
@@ -66,26 +66,30 @@ class _Best(ProgressColumn):
 class Bar(SweepEvents):
     """A progress bar; each problem leaves one line behind."""
 
-    def __init__(self, progress: Progress, problems: int) -> None:
+    def __init__(self, progress: Progress, heading: _Heading, place: str | None = None) -> None:
         self._progress = progress
-        self._problems = problems
-        self._started = 0
+        self._heading = heading
+        self._prefix = f"{place}: " if place else ""
         self._task: TaskID | None = None
         self._best: float | None = None
 
+    def at(self, place: str) -> SweepEvents:
+        """Give out a bar of its own for one of several places."""
+        return Bar(self._progress, self._heading, place)
+
     def on_start(self, problem: Problem, total: int) -> None:
         """Head the problem."""
-        self._started += 1
         self._best = None
-        heading = f"[{self._started}/{self._problems}] {problem_text(problem)}"
-        self._progress.console.print(Text(heading, style="bold"))
+        self._say(self._heading.next(problem), "bold")
 
     def on_stage(self, stage: Stage, total: int) -> None:
         """Start a bar; only measuring is counted, the other stages pulse."""
         if self._task is not None:
             self._progress.remove_task(self._task)
         known = total if stage == "measure" else None
-        self._task = self._progress.add_task(STAGES[stage], total=known, best=self._best)
+        self._task = self._progress.add_task(
+            self._prefix + STAGES[stage], total=known, best=self._best
+        )
 
     def on_measurement(self, measurement: Measurement, done: int, total: int) -> None:
         """Move the bar."""
@@ -100,19 +104,35 @@ class Bar(SweepEvents):
             self._progress.remove_task(self._task)
             self._task = None
 
+    def on_wait(self, problem: Problem, owner: str) -> None:
+        """Say who is waited for."""
+        self._say(_waiting(problem, owner), "dim")
+
+    def on_place_lost(self, place: str, reason: str, dropped: bool) -> None:
+        """Say what was lost, and take its bar away."""
+        self.on_winners(())
+        self._progress.refresh()
+        self._progress.console.print(Text(_lost(place, reason, dropped), style="yellow"))
+
+    def _say(self, line: str, style: str) -> None:
+        self._progress.console.print(Text(self._prefix + line, style=style))
+
 
 class Lines(SweepEvents):
     """Lines for a log: each stage, each tenth of the way, each failure."""
 
-    def __init__(self, console: Console, problems: int) -> None:
+    def __init__(self, console: Console, heading: _Heading, place: str | None = None) -> None:
         self._console = console
-        self._problems = problems
-        self._started = 0
+        self._heading = heading
+        self._prefix = f"{place}: " if place else ""
+
+    def at(self, place: str) -> SweepEvents:
+        """Give out lines that begin with the place."""
+        return Lines(self._console, self._heading, place)
 
     def on_start(self, problem: Problem, total: int) -> None:
         """Head the problem."""
-        self._started += 1
-        self._print(f"[{self._started}/{self._problems}] {problem_text(problem)}: {total} configs")
+        self._print(f"{self._heading.next(problem)}: {total} configs")
 
     def on_stage(self, stage: Stage, total: int) -> None:
         """Name the stage."""
@@ -132,5 +152,36 @@ class Lines(SweepEvents):
         fastest = winners[0].measurement
         self._print(f"winner: {config_text(fastest)}: {format_ms(fastest.median_ms)} ms")
 
+    def on_wait(self, problem: Problem, owner: str) -> None:
+        """Say who is waited for."""
+        self._print(_waiting(problem, owner))
+
+    def on_place_lost(self, place: str, reason: str, dropped: bool) -> None:
+        """Say what was lost."""
+        self._console.print(_lost(place, reason, dropped), soft_wrap=True)
+
     def _print(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True)
+        self._console.print(self._prefix + line, soft_wrap=True)
+
+
+class _Heading:
+    """Numbers the problems, on whichever place they are."""
+
+    def __init__(self, problems: int) -> None:
+        self._problems = problems
+        self._numbers: dict[Problem, int] = {}
+
+    def next(self, problem: Problem) -> str:
+        """Name a problem; one that is tried again keeps its number."""
+        number = self._numbers.setdefault(problem, len(self._numbers) + 1)
+        return f"[{number}/{self._problems}] {problem_text(problem)}"
+
+
+def _waiting(problem: Problem, owner: str) -> str:
+    who = owner.partition(" ")[0] or "another process"
+    return f"{problem_text(problem)} is being swept by a process on {who}; left for later"
+
+
+def _lost(place: str, reason: str, dropped: bool) -> str:
+    told = " ".join(reason.split())[:200]
+    return f"{place} failed: {told}; " + ("it is left alone now" if dropped else "trying again")

@@ -28,6 +28,7 @@ def sweep(
     accumulate: options.AccumulateOption = "fp32",
     features: options.FeaturesOption = None,
     device: options.LocalDeviceOption = None,
+    devices: options.DevicesOption = None,
     strategy: options.StrategyOption = None,
     budget: Annotated[
         int | None,
@@ -65,16 +66,18 @@ def sweep(
     from flce_tune.cli.missed import clear_misses, missed_problems
     from flce_tune.cli.progress import reporting
     from flce_tune.cli.selection import Selection
-    from flce_tune.cli.targets import local_device
+    from flce_tune.cli.targets import chosen_devices
     from flce_tune.cli.units import split_commas
     from flce_tune.dispatch.snapshot import without_password
     from flce_tune.sweep.events import SweepOptions
+    from flce_tune.sweep.places import local_places
     from flce_tune.sweep.sweep import sweep as run_sweep
 
     selection = Selection(
         preset, from_model, tokens, hidden, vocab, dtype, mode, accumulate, features
     )
-    target = local_device(device)
+    targets = chosen_devices(device, devices)
+    target = targets[0]
     problems = missed_problems(selection, target) if missed else selection.problems()
     if train_step:
         _refuse_train_step(problems)
@@ -87,13 +90,14 @@ def sweep(
     config = load_settings()
     where = config.database_path or without_password(config.database_url)
     console = messages()
-    print_text(console, f"tuning on {_describe(target)}, database {where}")
+    print_text(console, f"tuning on {', '.join(map(_describe, targets))}, database {where}")
     with (
         open_for_writing() as store,
         reporting(console, len(problems)) as events,
         stop_on_signal(lambda: console.print("stopping ...")) as stopped,
     ):
-        report = run_sweep(problems, store, target, effort, events=events, should_stop=stopped)
+        places = local_places(targets)
+        report = run_sweep(problems, store, places, effort, events=events, should_stop=stopped)
         clear_misses(report, store, target)
     step = _train(report, target) if train_step and not report.interrupted else None
     if as_json:

@@ -9,6 +9,7 @@ import torch
 import typer
 
 from flce_tune import pretuned
+from flce_tune.cli.units import split_commas
 from flce_tune.dispatch.convert import device_of, device_record, device_slug
 from flce_tune.kernels.problem import Device, describe_device
 from flce_tune.tuning_db.records import DeviceRecord
@@ -33,6 +34,28 @@ def local_device(name: str | None) -> torch.device:
         there = f"it has {count}" if count else "torch sees none here"
         raise typer.BadParameter(f"this machine has no GPU {index}: {there}")
     return torch.device("cuda", index)
+
+
+def chosen_devices(device: str | None, names: str | None) -> list[torch.device]:
+    """What ``--device`` or ``--devices`` means: ``all`` GPUs, or a list such as ``cuda:0,cuda:1``.
+
+    Raises:
+        typer.BadParameter: this machine has no such device, one is named twice, or both options
+            are given.
+    """
+    if names is None:
+        return [local_device(device)]
+    if device is not None:
+        raise typer.BadParameter("--device names one device, --devices several; use one of them")
+    if names == "all":
+        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+        if not devices:
+            raise typer.BadParameter("--devices all means all GPUs, and torch sees none here")
+        return devices
+    devices = [local_device(name) for name in split_commas([names])]
+    if len(set(devices)) < len(devices) or not devices:
+        raise typer.BadParameter(f"--devices takes all, or each device once, got {names!r}")
+    return devices
 
 
 def known_devices(store: Store | None) -> list[DeviceRecord]:

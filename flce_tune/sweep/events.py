@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from flce_tune.kernels.problem import Problem
+from flce_tune.kernels.problem import Device, Problem
 from flce_tune.tuning_db.records import Measurement, Status, Winner
 
 Stage = Literal["compile", "measure", "race", "final"]
@@ -27,8 +27,19 @@ class SweepOptions:
 class SweepEvents:
     """Receives progress; does nothing with it. Override what is of interest.
 
-    Called from the thread that runs the sweep; an exception ends the sweep.
+    Called from the thread that runs the sweep, or with several places from a thread for each; an
+    exception ends the sweep.
     """
+
+    def at(self, place: str) -> SweepEvents:
+        """Give out what receives the progress of one of several places."""
+        return self
+
+    def on_wait(self, problem: Problem, owner: str) -> None:
+        """Announce that another process is sweeping a problem, which is left for later."""
+
+    def on_place_lost(self, place: str, reason: str, dropped: bool) -> None:
+        """Announce that a place failed; its problem is done elsewhere, or there again."""
 
     def on_start(self, problem: Problem, total: int) -> None:
         """Announce a problem with at most ``total`` configs to measure."""
@@ -48,6 +59,7 @@ class ProblemReport:
     """How the sweep of one problem went."""
 
     problem: Problem
+    device: Device | None = None  # None: no device ever got to it
     winners: tuple[Winner, ...] = ()  # fastest first; empty when interrupted or all failed
     measured: int = 0  # configs measured now, failures included
     resumed: int = 0  # configs whose earlier measurement was used

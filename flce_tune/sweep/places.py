@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
 from flce_tune.dispatch.convert import toolchain_record
+from flce_tune.errors import SweepError
 from flce_tune.kernels.problem import Device, Problem, describe_device
-from flce_tune.sweep.measure import BenchFactory
+from flce_tune.sweep.failures import CandidateError
+from flce_tune.sweep.measure import BenchFactory, OpBench
 from flce_tune.sweep.worker import LocalRunner, Runner, Worker
 from flce_tune.tuning_db.records import ToolchainRecord
 
 CONTEXT_BYTES = 1 << 30  # of a process on a GPU, at most
+PROBE_TIMEOUT_S = 60.0
+SMALLEST = Problem(1, 1, 1, dtype="float32")
 
 
 class PlaceLostError(Exception):
@@ -27,6 +31,17 @@ class Place(Protocol):
     @property
     def name(self) -> str:
         """What people call it, unique among the places of a sweep."""
+
+    def open(self, should_stop: Callable[[], bool]) -> None:
+        """Get hold of it; the rest may be used from then on.
+
+        Raises:
+            PlaceLostError: it cannot be had.
+            StoppedError: ``should_stop`` said so.
+        """
+
+    def close(self) -> None:
+        """Let go of it. It may be opened again."""
 
     @property
     def device(self) -> Device:
@@ -43,7 +58,10 @@ class Place(Protocol):
         seed: int,
         should_stop: Callable[[], bool] | None = None,
     ) -> Runner:
-        """Make a runner whose bench lives there. Several may be open at once, to compile."""
+        """Make a runner whose bench lives there. Several may be open at once, to compile.
+
+        Its calls may also raise PlaceLostError.
+        """
 
     def processes(self, problem: Problem) -> int:
         """How many runners of this problem may be open at once."""
@@ -78,6 +96,12 @@ class LocalPlace:
         self._isolate = isolate
         self._shares = shares
 
+    def open(self, should_stop: Callable[[], bool]) -> None:
+        """It is always there."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
     def runner(
         self,
         make_bench: BenchFactory,
@@ -101,3 +125,36 @@ class LocalPlace:
         matrix = problem.vocab * problem.hidden * problem.itemsize
         each = CONTEXT_BYTES + 6 * matrix
         return max(1, min(cores, torch.cuda.mem_get_info(self._torch_device)[0] // each))
+
+
+def local_places(devices: Sequence[torch.device], *, isolate: bool = True) -> list[LocalPlace]:
+    """Make a place of each device; each GPU's workers see that GPU alone."""
+    return [
+        LocalPlace(
+            device,
+            visible=_uuid(device) if len(devices) > 1 else None,
+            isolate=isolate,
+            shares=len(devices),
+        )
+        for device in devices
+    ]
+
+
+def _uuid(device: torch.device) -> str | None:
+    """A GPU's UUID as CUDA_VISIBLE_DEVICES takes it; None for other devices."""
+    if device.type != "cuda":
+        return None
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def works(place: Place) -> bool:
+    """Whether a fresh process can compute anything there: if not, no config is at fault."""
+    runner = place.runner(OpBench, SMALLEST, 0)
+    try:
+        runner.call("time_plain", timeout_s=PROBE_TIMEOUT_S)
+    except (CandidateError, SweepError, PlaceLostError):
+        return False
+    finally:
+        runner.close()
+    return True

@@ -78,7 +78,7 @@ class ProblemSweep:
         self._passed: set[Config] = set()  # also checked on the ragged neighbour
         self._twins: dict[Config, Config] = {}  # who has the same binaries and races for both
         self._stages: list[tuple[Stage, float]] = []  # and when they started
-        self._progress = ProblemReport(problem)
+        self._progress = ProblemReport(problem, place.device)
         self._failures: Counter[Status] = Counter()
         self._started = time.monotonic()
 

@@ -110,3 +110,24 @@ def test_serve_hands_its_options_and_the_settings_over(run, monkeypatch, databas
 )
 def test_exit_codes(error: FlceTuneError, code: int):
     assert exits.code_of(error) == code
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("cpu,cpu", "each device once"),
+        (",", "each device once"),
+        ("cpu,quantum", "'quantum' is not a device"),
+        ("cuda:99,cpu", "no GPU 99"),
+    ],
+)
+def test_devices_that_are_not_there(run, names: str, said: str):
+    result = run("sweep", "--preset", "demo", "--devices", names)
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.replace("│", "").split())
+
+
+def test_device_and_devices_exclude_each_other(run):
+    result = run("sweep", "--preset", "demo", "--devices", "cpu", "--device", "cpu")
+    assert result.exit_code == 2
+    assert "use one of them" in " ".join(result.stderr.replace("│", "").split())

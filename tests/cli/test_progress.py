@@ -1,6 +1,7 @@
 """What a sweep shows while it runs."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -65,3 +66,44 @@ def test_a_terminal_gets_a_bar_that_goes_away():
     assert "[1/1] N=1024 D=256 V=8192 float32" in drawn
     assert "measuring" in drawn
     assert "crash" not in drawn
+
+
+def play_two(events: SweepEvents) -> None:
+    first, second = events.at("cuda:0"), events.at("cuda:1")
+    other = replace(PROBLEM, hidden=512)
+    first.on_start(PROBLEM, 4)
+    second.on_start(other, 4)
+    first.on_stage("measure", 4)
+    second.on_stage("measure", 4)
+    second.on_measurement(measurement(1, 11.0), 4, 4)
+    first.on_place_lost("cuda:0", "it is\ngone", dropped=True)
+    second.on_start(PROBLEM, 4)
+    events.on_wait(replace(PROBLEM, hidden=1024), "host-7 1 2 3")
+
+
+def test_a_log_tells_places_apart():
+    log = io.StringIO()
+    with reporting(Console(file=log, width=200), 3) as events:
+        play_two(events)
+    assert log.getvalue().splitlines() == [
+        "cuda:0: [1/3] N=1024 D=256 V=8192 float32: 4 configs",
+        "cuda:1: [2/3] N=1024 D=512 V=8192 float32: 4 configs",
+        "cuda:0: measuring: 4",
+        "cuda:1: measuring: 4",
+        "cuda:1: 4/4 chunked chunk=1: 11.00 ms",
+        "cuda:0 failed: it is gone; it is left alone now",
+        "cuda:1: [1/3] N=1024 D=256 V=8192 float32: 4 configs",
+        "N=1024 D=1024 V=8192 float32 is being swept by a process on host-7; left for later",
+    ]
+
+
+def test_a_terminal_gets_a_bar_for_each_place():
+    screen = io.StringIO()
+    console = Console(file=screen, width=100, force_terminal=True, color_system=None)
+    with reporting(console, 3) as events:
+        play_two(events)
+        drawn = screen.getvalue()
+    assert "cuda:0: measuring" in drawn
+    assert "cuda:1: measuring" in drawn
+    assert "cuda:0 failed: it is gone; it is left alone now" in drawn
+    assert "cuda:0: measuring" not in drawn.rpartition("left alone")[2], "its bar goes with it"

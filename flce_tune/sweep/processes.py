@@ -1,0 +1,46 @@
+"""Names for processes, from which others on the same host can tell that one is gone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def unique_owner() -> str:
+    """Make a name for something this process owns, different on every call."""
+    return f"{socket.gethostname()} {_space()} {os.getpid()}.{_started(os.getpid())} {uuid.uuid4()}"
+
+
+def is_gone(owner: str) -> bool:
+    """Whether the process that made this name is known not to run any more.
+
+    False for other hosts, for other containers, and where there is no /proc to ask.
+    """
+    match owner.split():
+        case [_, space, process, _] if space == _space() != "?":
+            pid, _, started = process.partition(".")
+            return pid.isdecimal() and _started(int(pid)) != started
+    return False
+
+
+def _space() -> str:
+    """Within which process ids are unique: this boot of this kernel, this container."""
+    try:
+        boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}.{(PROC / 'self/ns/pid').stat().st_ino}"
+    except OSError:
+        return "?"
+
+
+def _started(pid: int) -> str:
+    """When a process started, in clock ticks since the boot; "" if there is none."""
+    try:
+        after_name = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    state, started = after_name[0], after_name[19]
+    return "" if state in "ZX" else started
