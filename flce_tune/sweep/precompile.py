@@ -18,7 +18,7 @@ from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Problem
 from flce_tune.sweep.failures import CandidateError
 from flce_tune.sweep.measure import BenchFactory
-from flce_tune.sweep.places import Place
+from flce_tune.sweep.places import Place, PlaceLostError
 from flce_tune.sweep.worker import StoppedError
 
 CHUNK = 128  # tokens
@@ -56,7 +56,8 @@ def precompile(
     def work() -> None:
         worker = place.runner(make_bench, small, 0, stopped)
         # A worker that cannot start leaves its share to the others, and at last to the measuring.
-        with contextlib.closing(worker), contextlib.suppress(queue.Empty, SweepError, StoppedError):
+        over = contextlib.suppress(queue.Empty, SweepError, StoppedError, PlaceLostError)
+        with contextlib.closing(worker), over:
             while True:
                 config = todo.get_nowait()
                 try:

@@ -42,6 +42,9 @@ class Runner:
             self.place.broken(self.place.calls.total(), self.problem)
         return self.inner.call(method, *args, timeout_s=timeout_s)
 
+    def prepare(self):
+        self.inner.prepare()
+
     def close(self):
         self.inner.close()
 
