@@ -81,11 +81,14 @@ def test_the_wheel_holds_the_data_files(wheel_names: list[str]):
         "flce_tune/py.typed",
         "flce_tune/pretuned/*.json",
         "flce_tune/service/templates/*.html",
-        "flce_tune/service/static/*",
+        "flce_tune/service/static/**/*",
         "flce_tune/tuning_db/migrations/*.mako",
     )
     data = {
-        path.relative_to(ROOT).as_posix() for pattern in patterns for path in ROOT.glob(pattern)
+        path.relative_to(ROOT).as_posix()
+        for pattern in patterns
+        for path in ROOT.glob(pattern)
+        if path.is_file()
     }
     assert "flce_tune/py.typed" in data
     assert data <= set(wheel_names)

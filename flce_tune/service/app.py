@@ -18,10 +18,10 @@ from flce_tune.service.feeds import Feeds
 from flce_tune.service.lookup import Lookup
 from flce_tune.service.metrics import Metrics
 from flce_tune.service.observe import Observe
+from flce_tune.service.pages import site
 from flce_tune.service.routes import (
     api_page,
     compare,
-    dashboard,
     health,
     jobs,
     misses,
@@ -49,14 +49,14 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(Observe, metrics=app.state.metrics)
     errors.install(app)
-    for module in (health, api_page):
+    for module in (health, api_page, site):
         app.include_router(module.router)
     private: dict[str, Any] = {}
     if settings.private:
         private = {"dependencies": [Reader], "responses": errors.responses(401, 403, 429)}
     app.include_router(health.figures, **private)
     app.include_router(results.configs, **private)
-    for module in (jobs, misses, results, compare, snapshots, dashboard):
+    for module in (jobs, misses, results, compare, snapshots):
         app.include_router(module.router, **private)
     api_page.mount_assets(app)
     app.mount("/static", StaticFiles(packages=[(__package__, "static")]), name="static")

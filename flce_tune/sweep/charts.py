@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
 
+from flce_tune.sweep.comparison import Difference
 from flce_tune.sweep.interval import median_interval
 from flce_tune.sweep.results import ATOMIC, GEMMS, ProblemResults, TileTime, tile_times
 from flce_tune.tuning_db.records import Measurement, Winner
@@ -35,8 +36,9 @@ def charts(results: ProblemResults) -> Named:
         drawn["front"] = front(results)
     if any(w.default_ms or w.eager_ms for w in results.winners):
         drawn["speedup"] = speedup(results.winners)
-    if tile_times(results.timed):
-        drawn["tiles"] = tiles(results)
+    times = tile_times(results.timed)
+    if len({(t.gemm, t.v_block, t.d_block) for t in times}) > len({t.gemm for t in times}):
+        drawn["tiles"] = tiles(results)  # some GEMM has tiles to compare
     if results.failures:
         drawn["failures"] = failures(results)
     return drawn
@@ -70,7 +72,10 @@ def front(results: ProblemResults) -> Chart:
     far = len(timed) - len(rows)
     points = alt.Chart(_data(rows)).encode(
         x=alt.X(
-            "MiB:Q", title="workspace, MiB", scale=alt.Scale(type="log", nice=False, padding=12)
+            "MiB:Q",
+            title="workspace, MiB",
+            scale=alt.Scale(type="log", nice=False, padding=12),
+            axis=alt.Axis(labelOverlap="greedy", labelSeparation=6),
         ),
         y=alt.Y("ms:Q", title="time, ms", scale=alt.Scale(zero=False, padding=12)),
     )
@@ -87,16 +92,18 @@ def front(results: ProblemResults) -> Chart:
         .encode(color=_strategy(rows), tooltip=["config:N", "ms:Q", "MiB:Q"]),
     ]
     layers += _baselines(results.winners, limit)
-    left_out = f"; {far} slower than {FAR:g} times the best left out" if far else ""
+    subtitle = [
+        "circles: winners, with the 95 % interval of their median",
+        "others may have run only once",
+    ]
+    if far:
+        subtitle.append(f"{far} slower than {FAR:g} times the best left out")
     return alt.layer(*layers).properties(
         width=WIDTH,
         height=HEIGHT,
         title=alt.TitleParams(
             "Time and workspace",
-            subtitle=[
-                "circles: winners, with the 95 % interval of their median",
-                f"others may have run only once{left_out}",
-            ],
+            subtitle=subtitle,
         ),
     )
 
@@ -184,6 +191,39 @@ def failures(results: ProblemResults) -> Chart:
     )
 
 
+def side_by_side(differences: Mapping[str, Difference], names: tuple[str, str]) -> Chart:
+    """The fastest time of each problem on two sides.
+
+    Args:
+        differences: of problems that both sides have, by the problem's name.
+        names: of the two sides.
+    """
+    rows = [
+        {"problem": problem, "side": name, "ms": winner.measurement.median_ms}
+        for problem, one in differences.items()
+        for name, winner in zip(names, (one.a, one.b), strict=True)
+        if winner is not None
+    ]
+    return (
+        alt.Chart(_data(rows))
+        .mark_bar()
+        .encode(
+            y=alt.Y("problem:N", title=None, sort=None, axis=alt.Axis(labelLimit=240)),
+            yOffset=alt.YOffset("side:N", sort=list(names)),
+            x=alt.X("ms:Q", title="time, ms"),
+            color=alt.Color(
+                "side:N",
+                title=None,
+                sort=list(names),
+                scale=alt.Scale(range=["#0072b2", "#d55e00"]),
+                legend=alt.Legend(orient="top"),
+            ),
+            tooltip=["problem:N", "side:N", "ms:Q"],
+        )
+        .properties(width=WIDTH, height=alt.Step(16), title="Fastest config of each problem")
+    )
+
+
 def _data(rows: Sequence[dict[str, Any]]) -> alt.Data:
     return alt.Data(values=list(rows))  # type: ignore[no-untyped-call]
 
@@ -206,7 +246,7 @@ def _baselines(winners: Sequence[Winner], limit: float) -> list[Chart]:
         return []
     lines: list[tuple[str, float | None, dict[str, Any]]] = [
         ("default config", winners[0].default_ms, {"align": "left", "x": 4}),
-        ("plain PyTorch", winners[0].eager_ms, {"align": "right", "x": WIDTH - 4}),
+        ("plain PyTorch", winners[0].eager_ms, {"align": "right", "x": "width", "dx": -4}),
     ]
     layers: list[Chart] = []
     for what, ms, side in lines:
