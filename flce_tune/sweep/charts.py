@@ -36,9 +36,8 @@ def charts(results: ProblemResults) -> Named:
         drawn["front"] = front(results)
     if any(w.default_ms or w.eager_ms for w in results.winners):
         drawn["speedup"] = speedup(results.winners)
-    times = tile_times(results.timed)
-    if len({(t.gemm, t.v_block, t.d_block) for t in times}) > len({t.gemm for t in times}):
-        drawn["tiles"] = tiles(results)  # some GEMM has tiles to compare
+    if tile_times(results.timed):
+        drawn["tiles"] = tiles(results)
     if results.failures:
         drawn["failures"] = failures(results)
     return drawn

@@ -18,7 +18,7 @@ from flce_tune.service.pages.problems import DeviceName, ProblemName
 from flce_tune.service.pages.render import PageRoute, page
 from flce_tune.service.pages.session import ViewerDep
 from flce_tune.sweep.charts import charts
-from flce_tune.sweep.results import ProblemResults, gather
+from flce_tune.sweep.results import ProblemResults, gather, tile_times
 from flce_tune.tuning_db.records import DeviceRecord, Measurement, ProblemRecord, Winner
 from flce_tune.tuning_db.store import Store
 
@@ -102,6 +102,12 @@ def _failures(results: ProblemResults) -> list[tuple[str, str, int]]:
 
 
 def _specs(results: ProblemResults) -> dict[str, Any]:
-    """The charts as Vega-Lite; failures are a table already."""
+    """The charts as Vega-Lite, without those that would say nothing or that a table says."""
+    left_out = {"failures"} if _has_tiles_to_compare(results) else {"failures", "tiles"}
     drawn = charts(results)
-    return {name: chart.to_dict() for name, chart in drawn.items() if name != "failures"}
+    return {name: chart.to_dict() for name, chart in drawn.items() if name not in left_out}
+
+
+def _has_tiles_to_compare(results: ProblemResults) -> bool:
+    times = tile_times(results.timed)
+    return len(times) > len({time.gemm for time in times})
