@@ -45,12 +45,11 @@ class Config:
 
     strategy: str
     chunk: int | None = None  # tokens per chunk of logits; None: all of them
-    slab: int | None = None  # vocabulary columns per slab of recomputed logits
+    slab: int | None = None  # vocabulary columns per slab of logits
     logits: Tile | None = None  # x·Wᵀ
     dx: Tile | None = None  # G·W
     dw: Tile | None = None  # Gᵀ·x
     accumulator: Accumulator = "fp32"  # how dW (dX, for recompute) is held between chunks (slabs)
-    kept: int | None = None  # vocabulary columns whose numerators the workspace keeps (overlay)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, without the fields that are at their defaults."""
@@ -73,7 +72,7 @@ class Config:
         for name in ("logits", "dx", "dw"):
             if values.get(name) is not None:
                 values[name] = _tile_from_dict(name, values[name])
-        for name in ("chunk", "slab", "kept"):
+        for name in ("chunk", "slab"):
             if values.get(name) is not None:
                 _require_positive_int(name, values[name])
         if values.get("accumulator", "fp32") not in ACCUMULATORS:
@@ -88,8 +87,6 @@ class Config:
             parts.append(f"chunk={self.chunk}")
         if self.slab is not None:
             parts.append(f"slab={self.slab}")
-        if self.kept is not None:
-            parts.append(f"kept={self.kept}")
         parts += [
             f"{name}=[{tile}]"
             for name in ("logits", "dx", "dw")

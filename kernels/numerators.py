@@ -64,6 +64,17 @@ class Blocks:
         """Rows from one block to the next."""
         return padded(self.rows)
 
+    def __len__(self) -> int:
+        """How many blocks there are."""
+        return self.data.shape[0] // self.padded_rows
+
+    def some(self, first: int, end: int) -> Blocks:
+        """Blocks first to end - 1."""
+        start = self.columns.start + first * self.slab
+        stop = min(self.columns.start + end * self.slab, self.columns.stop)
+        rows = self.data[first * self.padded_rows : end * self.padded_rows]
+        return Blocks(rows, self.rows, slice(start, stop))
+
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
         """Each block's columns of the vocabulary, and its numerators [n, v]."""
         first, end = self.columns.start, self.columns.stop
@@ -155,6 +166,20 @@ class Primitives(Protocol):
 
     def merge(self, tile_reference: Tensor, tile_total: Tensor) -> Merged:
         """Sums over all columns."""
+
+    def gradients(
+        self,
+        inputs: Inputs,
+        blocks: Blocks,
+        statistics: Statistics,
+        given: Coefficients,
+        loss: LossSpec,
+        tile: Tile | None,
+    ) -> None:
+        """Recompute the logits of the blocks' columns and turn them into G."""
+
+    def scaled_rows(self, x: Tensor, factor: Tensor, out: Tensor) -> None:
+        """out = diag(factor)·x, rounded once."""
 
     def align(
         self,

@@ -27,7 +27,9 @@ def multiply(
     if tile is None or out.dtype != a.dtype:
         _library_product(a, b, out, add=False)
     else:
-        _tiled_product(a, b, out, None, tile, contraction, "weight_dtype", False, True)
+        from flce_tune.kernels.triton.launch import launch_product
+
+        launch_product(a, b, out, None, tile, contraction, "weight_dtype", False, True)
 
 
 class Sum:
@@ -39,9 +41,7 @@ class Sum:
 
     def __init__(
         self,
-        shape: tuple[int, int],
-        dtype: torch.dtype,  # of the result
-        device: torch.device,
+        out: Tensor,  # [m, n], holds the result in the end
         parts: int,
         accumulator: Accumulator,
         tile: Tile | None,
@@ -49,72 +49,97 @@ class Sum:
         *,
         scaled: bool = False,  # some parts have a row factor
     ) -> None:
-        self._parts, self._done = parts, 0
+        self._out, self._parts, self._done = out, parts, 0
         self._tile, self._contraction = tile, contraction
-        self._accumulator: Accumulator = accumulator if dtype.itemsize == 2 else "weight_dtype"
-        if parts == 1 and not (scaled and tile is None):  # a library product has no epilogue
+        self._accumulator: Accumulator = accumulator
+        one = parts == 1 and not (scaled and tile is None)  # a library has no epilogue
+        if one or out.element_size() != 2:
             self._accumulator = "weight_dtype"
         self._extra: Tensor | None = None
-        self._out: Tensor | None = None
         if self._accumulator != "weight_dtype":
             kind = torch.float32 if self._accumulator == "fp32" else torch.uint8
-            self._extra = torch.empty(shape, dtype=kind, device=device)
-        if tile is not None or self._accumulator == "weight_dtype":
-            self._out = torch.empty(shape, dtype=dtype, device=device)
-        self._dtype = dtype
+            self._extra = torch.empty_like(out, dtype=kind)
 
     def add(self, a: Tensor, b: Tensor) -> None:
-        """Add a·b."""
-        prior, last = self._done > 0, self._done == self._parts - 1
-        self._done += 1
-        if self._tile is not None:
-            assert self._out is not None
-            _tiled_product(
-                a, b, self._out, self._extra, self._tile, self._contraction,
-                self._accumulator, prior, last,
-            )  # fmt: skip
+        """Add a·b, as one part."""
+        prior, last = self._next_part()
+        if self._tile is None:
+            _library_product(a, b, self._target, add=prior)
             return
-        _library_product(a, b, self._target(), add=prior)
+        from flce_tune.kernels.triton.launch import launch_product
 
-    def add_numerators(
+        launch_product(
+            a, b, self._out, self._extra, self._tile, self._contraction, self._accumulator, prior,
+            last,
+        )  # fmt: skip
+
+    def add_blocks(
         self,
-        stored: Sequence[Blocks],  # E [m, v], each of some columns of the vocabulary; a part each
+        stored: Sequence[Blocks],  # A [m, v] each, of some columns of the vocabulary
         b: Tensor,  # [V, n]
-        factor: Tensor,  # [m] f
+        factor: Tensor | None = None,  # [m]
     ) -> None:
-        """Add Σ diag(f)·E·b[columns], as the first parts."""
-        if self._done:
-            raise RuntimeError("a library product scales the whole sum: numerators come first")
+        """Add diag(factor)·A·b[columns], each as one part; with a factor they must be the first."""
+        if factor is not None and self._done:
+            raise RuntimeError("a library product can be scaled only with all before it")
         for blocks in stored:
-            prior, last = self._done > 0, self._done == self._parts - 1
-            if self._tile is None:
-                for index, (columns, e) in enumerate(blocks.parts()):
-                    _library_product(e, b[columns], self._target(), add=prior or index > 0)
-            else:
-                assert self._out is not None
-                _tiled_product(
-                    blocks.data[: blocks.rows], b[blocks.columns], self._out, self._extra,
-                    self._tile, self._contraction, self._accumulator, prior, last, factor,
-                    blocks.padded_rows,
-                )  # fmt: skip
-            self._done += 1
-        if stored and self._tile is None:
-            self._target().mul_(factor[:, None])
+            prior, last = self._next_part()
+            if self._tile is not None:
+                self._launch(blocks, b[blocks.columns], slice(None), factor, prior, last)
+                continue
+            for index, (columns, a) in enumerate(blocks.parts()):
+                _library_product(a, b[columns], self._target, add=prior or index > 0)
+        if factor is not None and self._tile is None:
+            self._target.mul_(factor[:, None])
 
-    def _target(self) -> Tensor:
-        """What a library product writes."""
-        target = self._out if self._extra is None else self._extra
-        assert target is not None
-        return target
+    def add_transposed(
+        self,
+        groups: Sequence[Blocks],  # A [k, v] each, disjoint columns of the vocabulary
+        b: Tensor,  # [k, n]
+    ) -> None:
+        """Add Aᵀ·b to the rows of each group's columns, in order, as one part."""
+        prior, last = self._next_part()
+        for blocks in groups:
+            if self._tile is not None:
+                self._launch(blocks, b, blocks.columns, None, prior, last)
+                continue
+            for columns, a in blocks.parts():
+                _library_product(a.t(), b, self._target[columns], add=prior)
 
     def result(self) -> Tensor:
         """Return the sum, rounded to the result's dtype."""
         if self._done != self._parts:
             raise RuntimeError(f"{self._done} of {self._parts} parts were added")
-        if self._out is not None:
-            return self._out
-        assert self._extra is not None
-        return self._extra.to(self._dtype)
+        if self._target is not self._out:
+            self._out.copy_(self._target)
+        return self._out
+
+    def _next_part(self) -> tuple[bool, bool]:
+        """Whether there were parts before this one, and whether it is the last."""
+        self._done += 1
+        return self._done > 1, self._done == self._parts
+
+    @property
+    def _target(self) -> Tensor:
+        """Where the sum is: tiles leave the last one in ``out``, libraries in the accumulator."""
+        return self._out if self._extra is None or self._tile is not None else self._extra
+
+    def _launch(
+        self,
+        blocks: Blocks,
+        b: Tensor,
+        rows: slice,
+        factor: Tensor | None,
+        prior: bool,
+        last: bool,
+    ) -> None:
+        from flce_tune.kernels.triton.launch import launch_block_product
+
+        assert self._tile is not None
+        launch_block_product(
+            blocks, b, self._out[rows], None if self._extra is None else self._extra[rows], factor,
+            self._tile, self._contraction, self._accumulator, prior, last,
+        )  # fmt: skip
 
 
 def _library_product(a: Tensor, b: Tensor, out: Tensor, *, add: bool) -> None:
@@ -129,23 +154,3 @@ def _library_product(a: Tensor, b: Tensor, out: Tensor, *, add: bool) -> None:
         out.addmm_(a, b, beta=1.0 if add else 0.0)
     else:
         out.addmm_(a.to(out.dtype), b.to(out.dtype), beta=1.0 if add else 0.0)
-
-
-def _tiled_product(
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    extra: Tensor | None,
-    tile: Tile,
-    contraction: str,
-    accumulator: Accumulator,
-    prior: bool,
-    last: bool,
-    row_factor: Tensor | None = None,
-    block_rows: int = 0,
-) -> None:
-    from flce_tune.kernels.triton.launch import launch_product
-
-    launch_product(
-        a, b, out, extra, tile, contraction, accumulator, prior, last, row_factor, block_rows
-    )

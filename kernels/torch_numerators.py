@@ -10,8 +10,8 @@ from torch import Tensor
 from flce_tune.kernels.config import Tile
 from flce_tune.kernels.loss import scaled_logits, statistics_dtype
 from flce_tune.kernels.numerators import HEADROOM, LOWEST, Blocks, Merged, tile_columns
-from flce_tune.kernels.torch_backend import raw_logits
-from flce_tune.kernels.values import Inputs, LossSpec
+from flce_tune.kernels.torch_backend import raw_logits, slab_gradient
+from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
 
 
 def label_logits(inputs: Inputs, loss: LossSpec) -> Tensor:  # [n], NaN where there is no label
@@ -71,6 +71,28 @@ def merge(
     reference = tile_reference.amax(0)
     total = (tile_total * torch.exp2(tile_reference - reference)).sum(0)
     return Merged(reference, total, (reference + torch.log2(total)) * math.log(2))
+
+
+def gradients(
+    inputs: Inputs,
+    blocks: Blocks,  # G of their columns afterwards
+    statistics: Statistics,
+    given: Coefficients,
+    loss: LossSpec,
+    tile: Tile | None,
+) -> None:
+    """Recompute the logits of the blocks' columns and turn them into G."""
+    for columns, g in blocks.parts():
+        slab_gradient(inputs, columns, statistics, given, loss, g, tile)
+
+
+def scaled_rows(
+    x: Tensor,  # [n, D]
+    factor: Tensor,  # [n], statistics dtype
+    out: Tensor,  # [n, D], as x
+) -> None:
+    """out = diag(factor)·x, rounded once."""
+    torch.mul(x, factor[:, None], out=out)
 
 
 def align(

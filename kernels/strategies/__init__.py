@@ -89,11 +89,12 @@ def default(problem: Problem, device: Device, workspace_limit: int | None = None
 def _register_all() -> None:
     from flce_tune.kernels.strategies.atomic import Atomic
     from flce_tune.kernels.strategies.chunked import Chunked
+    from flce_tune.kernels.strategies.factored import Factored
     from flce_tune.kernels.strategies.full import Full
     from flce_tune.kernels.strategies.overlay import Overlay
     from flce_tune.kernels.strategies.recompute import Recompute
 
-    for strategy in (Chunked(), Full(), Recompute(), Overlay(), Atomic()):
+    for strategy in (Chunked(), Full(), Recompute(), Factored(), Overlay(), Atomic()):
         register(strategy)
 
 

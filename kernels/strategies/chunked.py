@@ -149,10 +149,8 @@ class Chunked:
         dx = inputs.x.new_empty(n, hidden, dtype=dtype) if wanted.dx else None
         dw = db = None
         if wanted.dw:
-            dw = Sum(
-                (vocab, hidden), dtype, inputs.x.device, len(bounds),
-                config.accumulator, config.dw, "n",
-            )  # fmt: skip
+            out = inputs.x.new_empty(vocab, hidden, dtype=dtype)
+            dw = Sum(out, len(bounds), config.accumulator, config.dw, "n")
         if wanted.db:
             db = torch.zeros(
                 vocab, dtype=losses.statistics_dtype(inputs.x.dtype), device=inputs.x.device

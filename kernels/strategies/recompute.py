@@ -125,7 +125,8 @@ class Recompute:
         db = torch.empty(vocab, dtype=dtype, device=x.device) if wanted.db else None
         dx = None
         if wanted.dx:
-            dx = Sum((n, hidden), dtype, x.device, len(bounds), config.accumulator, config.dx, "v")
+            out = x.new_empty(n, hidden, dtype=dtype)
+            dx = Sum(out, len(bounds), config.accumulator, config.dx, "v")
         for columns in bounds:
             g = buffer[:, : columns.stop - columns.start]
             backend_of(x).slab_gradient(

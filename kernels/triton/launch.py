@@ -9,6 +9,7 @@ from torch import Tensor
 from flce_tune.kernels.config import Accumulator, Tile
 from flce_tune.kernels.limits import SUM_STRIP, programs_per_sm
 from flce_tune.kernels.loss import weight_total
+from flce_tune.kernels.numerators import Blocks
 from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.triton.arguments import (
     descriptor,
@@ -31,28 +32,56 @@ def launch_product(
     accumulator: Accumulator,
     prior: bool,
     last: bool,
-    row_factor: Tensor | None = None,  # [m] float32
-    block_rows: int = 0,
 ) -> None:
-    """Add a·b to what earlier parts left in ``out`` and ``extra``.
+    """Add a·b to what earlier parts left in ``out`` and ``extra``."""
+    transposed = a.stride(0) == 1 and a.stride(1) != 1
+    stored = a.t() if transposed else a
+    _launch_product(
+        stored, 0, 0, b, out, extra, None, tile, contraction, transposed, accumulator, prior, last
+    )
 
-    With ``block_rows``, a is the first block of numerators: [m, slab], and others follow it, each
-    so many rows further on.
-    """
-    m, n = out.shape
-    k = b.shape[0]
+
+def launch_block_product(
+    blocks: Blocks,  # [m, k]; taken as [k, m] for dW
+    b: Tensor,  # [k, n]
+    out: Tensor,  # [m, n]
+    extra: Tensor | None,  # [m, n] float32 or uint8 accumulator
+    row_factor: Tensor | None,  # [m] float32
+    tile: Tile,
+    contraction: str,  # "v" for dX, "n" for dW
+    accumulator: Accumulator,
+    prior: bool,
+    last: bool,
+) -> None:
+    """Add diag(row_factor)·A·b to what earlier parts left, A stored in blocks of its columns."""
+    _launch_product(
+        blocks.data, blocks.slab, blocks.padded_rows, b, out, extra, row_factor, tile,
+        contraction, contraction == "n", accumulator, prior, last,
+    )  # fmt: skip
+
+
+def _launch_product(
+    stored: Tensor,  # A as it lies in memory
+    slab: int,
+    block_rows: int,
+    b: Tensor,
+    out: Tensor,
+    extra: Tensor | None,
+    row_factor: Tensor | None,
+    tile: Tile,
+    contraction: str,
+    transposed: bool,
+    accumulator: Accumulator,
+    prior: bool,
+    last: bool,
+) -> None:
+    (m, n), k = out.shape, b.shape[0]
     m_block, k_block = {
         "v": (tile.n_block, tile.v_block),
         "n": (tile.v_block, tile.n_block),
     }[contraction]
-    transposed = a.stride(0) == 1 and a.stride(1) != 1
-    stored = a.t() if transposed else a
-    slab = 0
-    if block_rows:
-        slab = a.shape[1]
-        stored = a.as_strided((triton.cdiv(k, slab) * block_rows, slab), a.stride())
-    device = describe_device(a.device)
-    programs = device.sm_count * programs_per_sm(tile, a.element_size(), device, contraction)
+    device = describe_device(b.device)
+    programs = device.sm_count * programs_per_sm(tile, b.element_size(), device, contraction)
     tiles = triton.cdiv(m, m_block) * triton.cdiv(n, tile.d_block)
     product_kernel[(min(tiles, programs),)](
         descriptor(stored, [k_block, m_block] if transposed else [m_block, k_block]),

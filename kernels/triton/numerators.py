@@ -25,10 +25,11 @@ from flce_tune.kernels.triton.arguments import (
     loss_scalars,
     tile_arguments,
 )
+from flce_tune.kernels.triton.backend import slab_gradient
 from flce_tune.kernels.triton.labels import target_logit_kernel
 from flce_tune.kernels.triton.logits import tile_logits, tile_position, with_bias
 from flce_tune.kernels.triton.rows import finite_or_zero
-from flce_tune.kernels.values import Inputs, LossSpec
+from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
 
 BITS = tl.constexpr(HEADROOM)
 BOTTOM = tl.constexpr(LOWEST)
@@ -176,6 +177,23 @@ def set_labels_kernel(
     tl.store(e_ptr + places, value.to(e_ptr.dtype.element_ty), mask=here)
 
 
+@triton.jit
+def scaled_rows_kernel(
+    x_ptr,  # [n, D]
+    x_stride,
+    factor_ptr,  # [n]
+    out_ptr,  # [n, D]
+    out_stride,
+    hidden,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * x_stride + d, mask=d < hidden, other=0.0).to(tl.float32)
+    y = (x * tl.load(factor_ptr + row)).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * out_stride + d, y, mask=d < hidden)
+
+
 # Launchers, with the signatures of the primitives in ``kernels.numerators``
 
 
@@ -251,6 +269,28 @@ def merge(tile_reference: Tensor, tile_total: Tensor) -> Merged:
         ROWS=MERGE_ROWS, TILES=MERGE_TILES,
     )  # fmt: skip
     return Merged(reference, total, lse)
+
+
+def gradients(
+    inputs: Inputs,
+    blocks: Blocks,
+    statistics: Statistics,
+    given: Coefficients,
+    loss: LossSpec,
+    tile: Tile | None,
+) -> None:
+    """Recompute the logits of the blocks' columns and turn them into G."""
+    for columns, g in blocks.parts():
+        slab_gradient(inputs, columns, statistics, given, loss, g, tile)
+
+
+def scaled_rows(x: Tensor, factor: Tensor, out: Tensor) -> None:
+    """out = diag(factor)·x, rounded once."""
+    n, hidden = x.shape
+    block = min(2048, triton.next_power_of_2(hidden))
+    scaled_rows_kernel[(n, triton.cdiv(hidden, block))](
+        x, x.stride(0), factor, out, out.stride(0), hidden, BLOCK=block, num_warps=4
+    )
 
 
 def align(

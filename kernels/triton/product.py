@@ -113,7 +113,7 @@ def store_parts(
 
 @triton.jit
 def product_kernel(
-    a_desc,  # [m, k]; [k, m] if TRANSPOSED; [blocks · block_rows, SLAB] if SLAB
+    a_desc,  # [m, k], or [k, m] if TRANSPOSED; with SLAB, blocks of that many columns, one by one
     b_desc,  # [k, n]
     out_desc,  # [m, n], blocks of M_BLOCK × N_BLOCK; for a sum of one part
     out_ptr,
@@ -147,7 +147,10 @@ def product_kernel(
         acc = tl.zeros([M_BLOCK, N_BLOCK], tl.float32)
         for i in range(0, k, K_BLOCK):
             if TRANSPOSED:
-                a = a_desc.load([i, row]).T
+                if SLAB:
+                    a = a_desc.load([row // SLAB * block_rows + i, row % SLAB]).T
+                else:
+                    a = a_desc.load([i, row]).T
             elif SLAB:
                 a = a_desc.load([i // SLAB * block_rows + row, i % SLAB])
             else:
