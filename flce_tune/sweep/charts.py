@@ -78,9 +78,14 @@ def front(results: ProblemResults) -> Chart:
         ),
         y=alt.Y("ms:Q", title="time, ms", scale=alt.Scale(zero=False, padding=12)),
     )
+    tooltip = [
+        "config:N",
+        alt.Tooltip("ms:Q", format=".4~g"),
+        alt.Tooltip("MiB:Q", format=",.4~g"),
+    ]
     layers: list[Any] = [
         points.mark_point(size=35, opacity=0.45, filled=True).encode(
-            color=_strategy(rows), tooltip=["config:N", "ms:Q", "MiB:Q"]
+            color=_strategy(rows), tooltip=tooltip
         ),
         points.transform_filter("datum.winner").mark_line(color="#555", interpolate="step-after"),
         points.transform_filter("datum.winner && datum.low")
@@ -88,7 +93,7 @@ def front(results: ProblemResults) -> Chart:
         .encode(y=alt.Y("low:Q"), y2="high:Q", color=_strategy(rows)),
         points.transform_filter("datum.winner")
         .mark_point(size=130, strokeWidth=2, filled=False)
-        .encode(color=_strategy(rows), tooltip=["config:N", "ms:Q", "MiB:Q"]),
+        .encode(color=_strategy(rows), tooltip=tooltip),
     ]
     layers += _baselines(results.winners, limit)
     subtitle = [

@@ -21,7 +21,6 @@ async function draw(figure) {
     actions: false,
     ast: true, // no eval, which the page's policy forbids
     defaultStyle: false,
-    logLevel: 1, // errors
     renderer: "svg",
     tooltip: { disableDefaultStyle: true },
     config: {
