@@ -60,6 +60,11 @@ class Sum:
             kind = torch.float32 if self._accumulator == "fp32" else torch.uint8
             self._extra = torch.empty_like(out, dtype=kind)
 
+    @property
+    def accumulator(self) -> Tensor | None:
+        """[m, n], beside the result; None where there is none."""
+        return self._extra
+
     def add(self, a: Tensor, b: Tensor) -> None:
         """Add a·b, as one part."""
         prior, last = self._next_part()

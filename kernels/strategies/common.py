@@ -87,17 +87,15 @@ def accumulators(problem: Problem) -> tuple[Accumulator, ...]:
     return ("fp32", "split24") if problem.dtype == "bfloat16" else ("fp32",)
 
 
-def _reject_accumulator(config: Config, problem: Problem) -> str | None:
+def _reject_accumulator(config: Config, problem: Problem, accumulated: str) -> str | None:
     """Say why the config's accumulator does not suit the problem, or None."""
     if config.accumulator == "weight_dtype" and problem.accumulate != "weight_dtype":
         return 'accumulator weight_dtype needs accumulate="weight_dtype"'
     if config.accumulator == "split24":
         if problem.dtype != "bfloat16":
             return f"accumulator split24 holds bfloat16 results, the problem is {problem.dtype}"
-        if config.strategy == "recompute" and config.dx is None:
-            return "accumulator split24 needs a dx tile"
-        if config.strategy == "chunked" and config.dw is None:
-            return "accumulator split24 needs a dw tile"
+        if accumulated and getattr(config, accumulated) is None:
+            return f"accumulator split24 needs a {accumulated} tile"
     return None
 
 
@@ -106,7 +104,7 @@ def reject_gemms(config: Config, problem: Problem, device: Device, accumulated: 
 
     ``accumulated`` names the GEMM that adds to a sum: "dx", "dw" or "" for neither.
     """
-    if reason := _reject_accumulator(config, problem):
+    if reason := _reject_accumulator(config, problem, accumulated):
         return reason
     for name, contraction in GEMMS.items():
         tile = getattr(config, name)

@@ -1,10 +1,9 @@
 """``factored``: token chunks whose logits are stored as softmax numerators. 6NDV.
 
 As ``chunked``, without its pass over the logits: the GEMM stores exponentials, and the row factors
-that make G of them go to dX's epilogue and to x. While the first chunk is worked on, dW holds
-nothing yet and its storage takes part of that chunk's blocks (see ``stored``), so that the first
-chunk has more tokens than the workspace has room for: N + D of them where dW would hold D. One
-chunk of all tokens writes dW once.
+that make G of them go to dX's epilogue and to x. While the first chunk is worked on, dW and its
+accumulator hold nothing yet and take part of that chunk's blocks (see ``stored``), so that the
+first chunk has more tokens than the workspace has room for. One chunk of all tokens writes dW once.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from flce_tune.kernels import loss as losses
 from flce_tune.kernels.backends import even_parts
 from flce_tune.kernels.config import Accumulator, Config
 from flce_tune.kernels.numerators import ROW_MULTIPLE, Blocks, factors, padded, primitives_of
-from flce_tune.kernels.problem import DTYPES, Device, Problem
+from flce_tune.kernels.problem import DTYPE_NAMES, DTYPES, Device, Problem
 from flce_tune.kernels.products import Sum
 from flce_tune.kernels.strategies import common, stored
 from flce_tune.kernels.strategies.recompute import Recompute
@@ -40,7 +39,7 @@ class Factored(Recompute):
             return "factored needs a chunk, the tokens whose numerators the workspace holds"
         if reason := stored.reject_problem(config, problem, device):
             return reason
-        summed = len(_chunks(problem.tokens, problem.hidden, problem.vocab, config)) > 1
+        summed = len(_chunks(problem, config)) > 1
         return common.reject_gemms(config, problem, device, accumulated="dw" if summed else "")
 
     def space(self, problem: Problem, device: Device) -> Iterator[Config]:
@@ -78,13 +77,13 @@ class Factored(Recompute):
             return super().workspace(config, problem)
         hidden, vocab = problem.hidden, problem.vocab
         slab = stored.slab_of(config, vocab)
-        chunks = _chunks(problem.tokens, hidden, vocab, config)
+        chunks = _chunks(problem, config)
         rows = max(map(_rows, chunks))
         total = _buffer_elements(chunks, vocab, slab) * problem.itemsize
         backward = rows * hidden * problem.itemsize
-        if config.dx is None or 0 < chunks[0][1] * slab < vocab:
+        if config.dx is None or 0 < sum(chunks[0][1]) * slab < vocab:
             of_dx = replace(config, accumulator=_dx_accumulator(config, DTYPES[problem.dtype]))
-            backward += common.accumulator_bytes(of_dx, problem, rows * hidden)
+            backward = max(backward, common.accumulator_bytes(of_dx, problem, rows * hidden))
         total += max(stored.forward_bytes(config, problem, rows), backward)
         if len(chunks) > 1:
             total += common.accumulator_bytes(config, problem, vocab * hidden)
@@ -102,38 +101,54 @@ class Factored(Recompute):
         x, weight = inputs.x, inputs.weight
         (n, hidden), vocab = x.shape, weight.shape[0]
         slab = stored.slab_of(config, vocab)
-        chunks = _chunks(n, hidden, vocab, config)
+        chunks = _chunks(_sizes(x, vocab), config)
         out = weight.new_empty(vocab, hidden)
         dw = Sum(out, len(chunks), config.accumulator, config.dw, "n")
         primitives = primitives_of(x)
         buffer = x.new_empty(_buffer_elements(chunks, vocab, slab))
+        homes = [stored.Home.of(home, x) for home in (out, dw.accumulator) if home is not None]
         dx = x.new_empty(n, hidden) if wanted.dx else None
         db = None
         if wanted.db:
             db = weight.new_zeros(vocab, dtype=losses.statistics_dtype(x.dtype))
         parts = []
-        for rows, count in chunks:
+        for rows, counts in chunks:
             some = inputs.rows(rows)
-            home = _Home(out, buffer, len(some.x), slab, count)
-            of_chunk = None
-            if dx is not None:
-                accumulator = _dx_accumulator(config, x.dtype)
-                of_chunk = Sum(dx[rows], len(home.blocks), accumulator, config.dx, "v", scaled=True)
-            statistics, totals = stored.forward(some, row_weight[rows], loss, home.blocks, config)
+            blocks, groups = _place(homes, counts, buffer, len(some.x), vocab, slab)
+            statistics, totals = stored.forward(some, row_weight[rows], loss, blocks, config)
             given = losses.coefficients(some, statistics, row_weight[rows], loss)
             found = factors(some, totals, statistics, given, loss)
-            for blocks in home.blocks:
-                primitives.set_labels(blocks, some.target, found.label)
+            for part in blocks:
+                primitives.set_labels(part, some.target, found.label)
+            if dx is not None:
+                _write_dx(dx[rows], blocks, weight, found.row, config)
+            if db is not None:
+                stored.add_bias_gradient(db, blocks, found.row)
             scaled = torch.empty_like(some.x)
             primitives.scaled_rows(some.x, found.row, scaled)
-            products = stored.Products(weight, of_chunk, db)
-            products.add(home.blocks, scaled, found.row, dw, home.groups)
-            if of_chunk is not None:
-                of_chunk.result()
+            dw.add_transposed(groups, scaled)
             parts.append(statistics)
         return common.concatenate(parts), Gradients(
             dx, dw.result(), None if db is None else db.to(x.dtype)
         )
+
+
+def _sizes(x: Tensor, vocab: int) -> Problem:
+    """What decides the layout."""
+    return Problem(x.shape[0], x.shape[1], vocab, DTYPE_NAMES[x.dtype])
+
+
+def _write_dx(
+    out: Tensor,  # [n, D]
+    blocks: Sequence[Blocks],
+    weight: Tensor,
+    factor: Tensor,
+    config: Config,
+) -> None:
+    accumulator = _dx_accumulator(config, out.dtype)
+    dx = Sum(out, len(blocks), accumulator, config.dx, "v", scaled=True)
+    dx.add_blocks(blocks, weight, factor)
+    dx.result()
 
 
 def _dx_accumulator(config: Config, dtype: torch.dtype) -> Accumulator:
@@ -141,51 +156,70 @@ def _dx_accumulator(config: Config, dtype: torch.dtype) -> Accumulator:
     return "split24" if config.dx is not None and dtype == torch.bfloat16 else "fp32"
 
 
-class _Home:
-    """Where a chunk's blocks lie: ``count`` in dW, the others in the workspace."""
-
-    def __init__(self, dw: Tensor, buffer: Tensor, tokens: int, slab: int, count: int) -> None:
-        vocab, hidden = dw.shape
-        self.blocks: list[Blocks] = []
-        self.groups: list[Blocks] = []
+def _place(
+    homes: Sequence[stored.Home],
+    counts: Sequence[int],  # of blocks in each
+    buffer: Tensor,  # for the others
+    tokens: int,
+    vocab: int,
+    slab: int,
+) -> tuple[list[Blocks], list[Blocks]]:
+    """A chunk's blocks, and how they may be turned into dW."""
+    blocks: list[Blocks] = []
+    groups: list[Blocks] = []
+    first = 0
+    for home, count in zip(homes, counts, strict=False):
         if count:
-            self.blocks.append(stored.in_dw(dw, tokens, 0, slab, count))
-            self.groups.extend(stored.without_overlap(self.blocks[0], hidden, vocab))
-        if (first := count * slab) < vocab:
-            elements = -(-(vocab - first) // slab) * slab * padded(tokens)
-            data = buffer[:elements].view(-1, slab)
-            self.blocks.append(Blocks(data, tokens, slice(first, vocab)))
-            self.groups.append(self.blocks[-1])
+            blocks.append(home.blocks(tokens, first, slab, count))
+            groups.extend(home.groups(blocks[-1]))
+            first += count * slab
+    if first < vocab:
+        elements = -(-(vocab - first) // slab) * slab * padded(tokens)
+        blocks.append(Blocks(buffer[:elements].view(-1, slab), tokens, slice(first, vocab)))
+        groups.append(blocks[-1])
+    return blocks, groups
+
+
+Chunk = tuple[slice, tuple[int, ...]]
+"""Tokens, and how many of their blocks lie in dW, and in its accumulator."""
 
 
 @functools.lru_cache(256)
-def _chunks(tokens: int, hidden: int, vocab: int, config: Config) -> tuple[tuple[slice, int], ...]:
-    """Each chunk's tokens, and how many of its blocks lie in dW: only the first one's do."""
+def _chunks(problem: Problem, config: Config) -> tuple[Chunk, ...]:
+    """Cut the tokens: the first chunk as large as its blocks in dW allow, the others even."""
     assert config.chunk is not None
+    tokens, vocab = problem.tokens, problem.vocab
     slab = stored.slab_of(config, vocab)
     blocks = -(-vocab // slab)
-    room = blocks * padded(config.chunk)
+    accumulator = common.accumulator_bytes(config, problem, problem.hidden) // problem.itemsize
+
+    def counts(rows: int) -> tuple[int, ...]:
+        found: list[int] = []
+        for per_column in (problem.hidden, accumulator if rows < tokens else 0):
+            if per_column:
+                fit = stored.capacity(rows, per_column, vocab, sum(found) * slab, slab)
+                found.append(min(fit, blocks - sum(found)))
+        return tuple(found)
 
     def fits(rows: int) -> bool:
-        return (blocks - stored.blocks_in_dw(rows, hidden, vocab, slab)) * padded(rows) <= room
+        return (blocks - sum(counts(rows))) * padded(rows) <= blocks * padded(config.chunk or 0)
 
     first = min(config.chunk, tokens)
     while first < tokens and fits(min(first + ROW_MULTIPLE, tokens)):
         first = min(first + ROW_MULTIPLE, tokens)
-    count = min(blocks, stored.blocks_in_dw(first, hidden, vocab, slab))
-    chunks = [(slice(0, first), count)]
+    chunks: list[Chunk] = [(slice(0, first), counts(first))]
     if first < tokens:
         for rows in even_parts(tokens - first, config.chunk, ROW_MULTIPLE):
-            chunks.append((slice(first + rows.start, first + rows.stop), 0))
+            chunks.append((slice(first + rows.start, first + rows.stop), ()))
     return tuple(chunks)
 
 
-def _rows(chunk: tuple[slice, int]) -> int:
+def _rows(chunk: Chunk) -> int:
     rows: int = chunk[0].stop - chunk[0].start
     return rows
 
 
-def _buffer_elements(chunks: Sequence[tuple[slice, int]], vocab: int, slab: int) -> int:
+def _buffer_elements(chunks: Sequence[Chunk], vocab: int, slab: int) -> int:
     """Elements of the numerators outside dW, of the chunk that has most."""
     blocks = -(-vocab // slab)
-    return max((blocks - chunk[1]) * slab * padded(_rows(chunk)) for chunk in chunks)
+    return max((blocks - sum(chunk[1])) * slab * padded(_rows(chunk)) for chunk in chunks)

@@ -84,7 +84,8 @@ class Overlay(Recompute):
         primitives, slab = primitives_of(x), stored.slab_of(config, vocab)
         rounds = list(_rounds(n, hidden, vocab, config))
         out = weight.new_empty(vocab, hidden)
-        first = stored.in_dw(out, n, 0, slab, rounds[0].blocks) if rounds[0].blocks else None
+        home = stored.Home.of(out, x)
+        first = home.blocks(n, 0, slab, rounds[0].blocks) if rounds[0].blocks else None
         kept = [] if first is None else [first]
         statistics, totals = stored.forward(inputs, row_weight, loss, kept, config)
         given = losses.coefficients(inputs, statistics, row_weight, loss)
@@ -98,19 +99,21 @@ class Overlay(Recompute):
             )  # fmt: skip
         if wanted.db:
             db = weight.new_zeros(vocab, dtype=losses.statistics_dtype(x.dtype))
-        products = stored.Products(weight, dx, db)
         for step in rounds:
-            blocks, groups = step.place(out, buffer, n, slab)
-            dw = Sum(out, 1, "weight_dtype", config.dw, "n")
+            blocks, groups = step.place(home, buffer, n, slab)
+            rows, factor = x, None
             if first is not None and step.start == 0:
                 found = factors(inputs, totals, statistics, given, loss)
-                primitives.set_labels(first, inputs.target, found.label)
-                rows = buffer[: n * hidden].view(n, hidden)
-                primitives.scaled_rows(x, found.row, rows)
-                products.add(kept, rows, found.row, dw, groups)
+                primitives.set_labels(blocks, inputs.target, found.label)
+                rows, factor = buffer[: n * hidden].view(n, hidden), found.row
+                primitives.scaled_rows(x, factor, rows)
             else:
                 primitives.gradients(inputs, blocks, statistics, given, loss, config.logits)
-                products.add([blocks], x, None, dw, groups)
+            if dx is not None:
+                dx.add_blocks([blocks], weight, factor)
+            if db is not None:
+                stored.add_bias_gradient(db, [blocks], factor)
+            Sum(out, 1, "weight_dtype", config.dw, "n").add_transposed(groups, rows)
         return statistics, Gradients(
             None if dx is None else dx.result(), out, None if db is None else db.to(x.dtype)
         )
@@ -121,18 +124,17 @@ class Round:
     """Some columns whose blocks are held at once."""
 
     start: int  # first column
-    blocks: int  # in the dW of these columns and all after them; 0: one block in the workspace
+    blocks: int  # in dW; 0: one block in the workspace
 
     def place(
-        self, dw: Tensor, buffer: Tensor, tokens: int, slab: int
+        self, dw: stored.Home, buffer: Tensor, tokens: int, slab: int
     ) -> tuple[Blocks, list[Blocks]]:
         """The blocks, and how they may be turned into dW."""
-        vocab, hidden = dw.shape
         if self.blocks:
-            blocks = stored.in_dw(dw[self.start :], tokens, self.start, slab, self.blocks)
-            return blocks, list(stored.without_overlap(blocks, hidden, vocab - self.start))
+            blocks = dw.blocks(tokens, self.start, slab, self.blocks)
+            return blocks, list(dw.groups(blocks))
         data = buffer[: padded(tokens) * slab].view(-1, slab)
-        blocks = Blocks(data, tokens, slice(self.start, min(self.start + slab, vocab)))
+        blocks = Blocks(data, tokens, slice(self.start, min(self.start + slab, dw.columns)))
         return blocks, [blocks]
 
 
@@ -140,7 +142,7 @@ def _rounds(tokens: int, hidden: int, vocab: int, config: Config) -> Iterator[Ro
     """Cut the vocabulary into rounds."""
     slab, start = stored.slab_of(config, vocab), 0
     while start < vocab:
-        step = Round(start, stored.blocks_in_dw(tokens, hidden, vocab - start, slab))
+        step = Round(start, stored.capacity(tokens, hidden, vocab, start, slab))
         yield step
         start += slab * max(step.blocks, 1)
 

@@ -25,7 +25,6 @@ from flce_tune.kernels.numerators import (
     tile_columns,
 )
 from flce_tune.kernels.problem import Device, Problem
-from flce_tune.kernels.products import Sum
 from flce_tune.kernels.strategies import common
 from flce_tune.kernels.values import Inputs, LossSpec, Statistics
 
@@ -66,46 +65,49 @@ def reject_problem(config: Config, problem: Problem, device: Device) -> str | No
     return None
 
 
-def blocks_in_dw(rows: int, hidden: int, columns: int, slab: int) -> int:
-    """How many blocks of so many tokens fit in the dW of so many columns.
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Storage of a gradient that is not written yet, as many elements for every column."""
 
-    With B blocks, block j begins at element columns·D - (B-j)·slab·rows, and must not be reached
-    by the first j + 1 slabs of dW, (j+1)·slab·D elements. Both grow linearly, so the first and
-    the last block decide.
+    data: Tensor  # flat, dtype of the blocks
+    columns: int  # V
+
+    @classmethod
+    def of(cls, gradient: Tensor, like: Tensor) -> Home:  # gradient [V, D], of any dtype
+        """View a gradient, or its accumulator, as storage."""
+        return cls(gradient.view(-1).view(like.dtype), len(gradient))
+
+    def blocks(self, rows: int, first: int, slab: int, count: int) -> Blocks:
+        """Blocks of columns first, first + 1, ..., right-aligned."""
+        data = self.data[len(self.data) - count * slab * padded(rows) :].view(-1, slab)
+        return Blocks(data, rows, slice(first, min(first + count * slab, self.columns)))
+
+    def groups(self, blocks: Blocks) -> Iterator[Blocks]:
+        """Cut its blocks so that no group is overwritten by the gradient of its own columns."""
+        count, start = len(blocks), 0
+        per_column = len(self.data) // self.columns
+        while start < count:
+            free = len(self.data) - (count - start) * blocks.slab * blocks.padded_rows
+            end = (free // per_column - blocks.columns.start) // blocks.slab
+            end = min(max(end, start + 1), count)
+            yield blocks.some(start, end)
+            start = end
+
+
+def capacity(rows: int, per_column: int, vocab: int, first: int, slab: int) -> int:
+    """How many blocks of columns first, first + 1, ... fit in a ``Home``.
+
+    With B blocks, block j begins at element V·c - (B-j)·slab·rows, c elements a column, and must
+    not be reached by the gradient of columns up to first + (j+1)·slab. Both grow linearly, so the
+    first and the last block decide.
     """
     rows = padded(rows)
-    storage = columns * hidden
-    return max(
-        0,
-        min(
-            (storage - slab * hidden) // (slab * rows),
-            (storage - slab * rows) // (slab * hidden),
-        ),
+    free = (vocab - first) * per_column
+    blocks = min(
+        (free - slab * per_column) // (slab * rows),
+        (free - slab * rows) // (slab * per_column),
     )
-
-
-def in_dw(
-    dw: Tensor,  # [c, D], of columns first, first + 1, ... and on
-    rows: int,
-    first: int,
-    slab: int,
-    count: int,
-) -> Blocks:
-    """Blocks right-aligned in rows of dW."""
-    storage = dw.reshape(-1)
-    data = storage[storage.numel() - count * slab * padded(rows) :].view(-1, slab)
-    return Blocks(data, rows, slice(first, min(first + count * slab, first + len(dw))))
-
-
-def without_overlap(blocks: Blocks, hidden: int, columns: int) -> Iterator[Blocks]:
-    """Group blocks in the dW of so many columns so that no group overwrites what it reads."""
-    count, slab = len(blocks), blocks.slab
-    start = 0
-    while start < count:
-        free = columns * hidden - (count - start) * slab * blocks.padded_rows
-        end = min(max(free // (slab * hidden), start + 1), count)
-        yield blocks.some(start, end)
-        start = end
+    return max(0, blocks)
 
 
 def rows_per_step(tiles: int) -> int:
@@ -161,29 +163,14 @@ def forward(
     return Statistics(lse, label_logit), torch.cat([step.total for step in merged])
 
 
-@dataclass(frozen=True, slots=True)
-class Products:
-    """The gradients that blocks of numerators, or of G, are multiplied into."""
-
-    weight: Tensor  # [V, D]
-    dx: Sum | None
-    db: Tensor | None  # [V], statistics dtype, zeros at first
-
-    def add(
-        self,
-        blocks: Sequence[Blocks],
-        rows: Tensor,  # [n, D] x, or diag(f)·x
-        factor: Tensor | None,  # [n] f
-        dw: Sum,
-        groups: Sequence[Blocks],  # the blocks, in parts that dw may overwrite at once
-    ) -> None:
-        """Add to dX all blocks, then to dW, which may lie over them."""
-        if self.dx is not None:
-            self.dx.add_blocks(blocks, self.weight, factor)
-        if self.db is not None:
-            for columns, e in (part for some in blocks for part in some.parts()):
-                self.db[columns] += _weighted_sum(e, factor, self.db.dtype)
-        dw.add_transposed(groups, rows)
+def add_bias_gradient(
+    db: Tensor,  # [V], statistics dtype
+    stored: Sequence[Blocks],
+    factor: Tensor | None,  # [n]; None: ones
+) -> None:
+    """Add Eᵀ·f, or Gᵀ·1, to the bias's gradient."""
+    for columns, e in (part for blocks in stored for part in blocks.parts()):
+        db[columns] += _weighted_sum(e, factor, db.dtype)
 
 
 def _weighted_sum(

@@ -128,21 +128,22 @@ def slab_gradient(
         raw_logits(slab, out)
         gradient(out, inputs, stats, coefficients, loss, out, columns.start)
     else:
-        _tiled_slab_gradient(slab, inputs, stats, coefficients, loss, out, tile)
-    _target_gradients(inputs, columns.start, stats, coefficients, loss, out)
+        tiled_slab_gradient(slab, inputs, stats, coefficients, loss, out, tile)
+    target_gradients(inputs, columns.start, stats, coefficients, loss, out)
 
 
-def _tiled_slab_gradient(
-    slab: Inputs,
+def tiled_slab_gradient(
+    slab: Inputs,  # of v columns
     inputs: Inputs,
     stats: Statistics,
     coefficients: Coefficients,
     loss: LossSpec,
-    out: Tensor,
+    out: Tensor,  # [N, v], or blocks of some columns, ``block_rows`` rows from each to the next
     tile: Tile,
+    block_rows: int = 0,
 ) -> None:
-    n, width = out.shape
-    hidden = inputs.x.shape[1]
+    """Write G of a slab, but for the labels' entries."""
+    (n, hidden), width = inputs.x.shape, slab.vocab
     logits_gemm.slab_gradient_kernel[logits_grid(tile, n, width, inputs.x)](
         descriptor(inputs.x, [tile.n_block, tile.d_block]),
         descriptor(slab.weight, [tile.v_block, tile.d_block]),
@@ -159,15 +160,17 @@ def _tiled_slab_gradient(
         hidden,
         width,
         inputs.weight.shape[0],
+        block_rows,
         *loss_scalars(loss),
         **tile_arguments(tile),
+        SLAB=out.shape[1] if block_rows else 0,
         HAS_BIAS=slab.bias is not None,
         HAS_SCALE=loss.logit_scale is not None,
         **gradient_flags(inputs, coefficients, loss),
     )
 
 
-def _target_gradients(
+def target_gradients(
     inputs: Inputs,
     first_column: int,
     stats: Statistics,

@@ -171,7 +171,7 @@ def logits_kernel(
 def slab_gradient_kernel(
     x_desc,  # [n, D]
     w_desc,  # [v, D], the slab's rows
-    out_desc,  # [n, v], blocks of N_BLOCK × V_BLOCK
+    out_desc,  # [n, v], or blocks of SLAB columns one by one; in tiles of N_BLOCK × V_BLOCK
     bias_ptr,  # [v]
     target_ptr,  # [n]
     lse_ptr,
@@ -184,12 +184,14 @@ def slab_gradient_kernel(
     hidden,
     width,  # v
     vocab,
+    block_rows,  # rows from one block to the next
     scale,
     softcap,
     N_BLOCK: tl.constexpr,
     V_BLOCK: tl.constexpr,
     D_BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
+    SLAB: tl.constexpr,  # 0: one block
     HAS_BIAS: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
@@ -232,4 +234,8 @@ def slab_gradient_kernel(
         if HAS_SOFTCAP:
             ratio = value / softcap
             gradient *= 1.0 - ratio * ratio
-        out_desc.store([row, column], gradient.to(out_desc.dtype))
+        if SLAB:
+            place = column // SLAB * block_rows + row
+            out_desc.store([place, column % SLAB], gradient.to(out_desc.dtype))
+        else:
+            out_desc.store([row, column], gradient.to(out_desc.dtype))

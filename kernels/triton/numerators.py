@@ -25,7 +25,7 @@ from flce_tune.kernels.triton.arguments import (
     loss_scalars,
     tile_arguments,
 )
-from flce_tune.kernels.triton.backend import slab_gradient
+from flce_tune.kernels.triton.backend import target_gradients, tiled_slab_gradient
 from flce_tune.kernels.triton.labels import target_logit_kernel
 from flce_tune.kernels.triton.logits import tile_logits, tile_position, with_bias
 from flce_tune.kernels.triton.rows import finite_or_zero
@@ -280,8 +280,13 @@ def gradients(
     tile: Tile | None,
 ) -> None:
     """Recompute the logits of the blocks' columns and turn them into G."""
+    assert tile is not None, "numerators on a GPU need a tile"
+    part = inputs.columns(blocks.columns)
+    tiled_slab_gradient(
+        part, inputs, statistics, given, loss, blocks.data, tile, blocks.padded_rows
+    )
     for columns, g in blocks.parts():
-        slab_gradient(inputs, columns, statistics, given, loss, g, tile)
+        target_gradients(inputs, columns.start, statistics, given, loss, g)
 
 
 def scaled_rows(x: Tensor, factor: Tensor, out: Tensor) -> None:

@@ -72,7 +72,7 @@ def slab(tile: Tile, target: GPUTarget) -> Any:
         **absent,
     }
     names = ("BIAS", "SCALE", "SOFTCAP", "C", "E", "CLASS_WEIGHT")
-    constants = {**blocks(tile), **{f"HAS_{name}": False for name in names}}
+    constants = {**blocks(tile), "SLAB": 0, **{f"HAS_{name}": False for name in names}}
     return compiled(slab_gradient_kernel, types, constants, tile, target)
 
 

@@ -1,0 +1,116 @@
+"""``overlay`` and ``factored`` at sizes that fill real tiles."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from exactness import assert_as_exact
+from gpu import LARGE, SMALL, needs_gpu, skip_unless_it_runs
+from loss_cases import expect, hold, make, run
+
+from flce_tune.kernels import strategies
+from flce_tune.kernels.config import Config
+from flce_tune.kernels.op import linear_cross_entropy
+from flce_tune.kernels.problem import Problem
+
+pytestmark = [*needs_gpu, pytest.mark.usefixtures("poison")]
+
+KNOWN = ("ignored", "bias", "logit_scale", "z_loss", "class_weight", "token_weight", "divisor")
+SHAPES = {
+    "dW holds some": (3000, 256, 5000),
+    "dW holds nearly all": (500, 1024, 5001),
+    "dW holds nothing": (1000, 64, 3000),
+}
+
+
+def configs(tiles, slab):
+    """Each strategy, with every accumulator, with tiles and with library products."""
+    found = {"overlay": Config("overlay", slab=slab, **tiles)}
+    for chunk in (512, 1024, 4096):
+        found[f"factored {chunk}"] = Config("factored", chunk=chunk, slab=slab, **tiles)
+    for name, config in list(found.items()):
+        found[f"{name}, split24"] = replace(config, accumulator="split24")
+        found[f"{name}, library"] = replace(config, dx=None, dw=None)
+    return found
+
+
+@pytest.mark.parametrize("features", [(), KNOWN], ids=["plain", "all options"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(("tiles", "slab"), [(LARGE, 768), (SMALL, 256)], ids=["large", "small"])
+def test_as_exact_as_plain_torch(tiles, slab, shape, features):
+    case = make(*shape, torch.bfloat16, features, device="cuda")
+    plain, truth = expect(case, torch.bfloat16)
+    for name, config in configs(tiles, slab).items():
+        skip_unless_it_runs(config, *shape, torch.bfloat16)
+        try:
+            hold(run(linear_cross_entropy, case, config=config), plain, truth, torch.bfloat16)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {config}: {error}") from error
+
+
+def test_labels_far_below_the_largest_logit():
+    case = make(3000, 256, 5000, torch.bfloat16, ("ignored",), device="cuda")
+    case.x[::2] *= 50
+    plain, truth = expect(case, torch.bfloat16)
+    for config in configs(LARGE, 768).values():
+        hold(run(linear_cross_entropy, case, config=config), plain, truth, torch.bfloat16)
+
+
+def test_confident_rows():
+    """p of the label near 1: p - 1 must not be lost in the rounding of p."""
+    case = make(3000, 256, 5000, torch.bfloat16, device="cuda")
+    case.x[:] = (case.x + 4 * case.weight[case.target]).bfloat16()
+    plain, truth = expect(case, torch.bfloat16)
+    for config in configs(LARGE, 768).values():
+        hold(run(linear_cross_entropy, case, config=config), plain, truth, torch.bfloat16)
+
+
+@pytest.mark.parametrize("strategy", ["overlay", "factored"])
+def test_twice_gives_the_same_bits(strategy):
+    case = make(3000, 256, 5000, torch.bfloat16, ("ignored",), device="cuda")
+    config = configs(LARGE, 768)["overlay" if strategy == "overlay" else "factored 1024"]
+    one, two = (run(linear_cross_entropy, case, config=config) for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_unknown_labels_poison_only_the_loss_and_what_depends_on_them():
+    case = make(1000, 256, 5000, torch.bfloat16, device="cuda")
+    case.target[7] = 5000
+    for config in configs(LARGE, 768).values():
+        ours = run(linear_cross_entropy, case, config=config)
+        assert ours["loss"].isnan()
+        assert ours["x"][7].isnan().all()
+        assert ours["x"][:7].isfinite().all()
+        assert ours["x"][8:].isfinite().all()
+
+
+def test_the_workspace_estimate_is_an_upper_bound():
+    shape = (6144, 1024, 32000)
+    x = torch.randn(shape[0], shape[1], device="cuda").bfloat16().requires_grad_()
+    weight = torch.randn(shape[2], shape[1], device="cuda").bfloat16().requires_grad_()
+    target = torch.randint(0, shape[2], (shape[0],), device="cuda")
+    problem = Problem(*shape)
+    for name, config in configs(LARGE, 2048).items():
+
+        def step(config=config):
+            loss = linear_cross_entropy(x, weight, target, config=config)
+            return torch.autograd.grad(loss, (x, weight))
+
+        step()
+        torch.cuda.synchronize()
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        gradients = step()
+        peak = torch.cuda.max_memory_allocated() - held
+        returned = sum(g.numel() * g.element_size() for g in gradients)
+        allowed = returned + strategies.workspace(config, problem) + (4 << 20)
+        assert peak <= allowed, f"{name}: {peak / 2**20:.1f} MiB, estimated {allowed / 2**20:.1f}"
+        del gradients
+
+
+def test_the_loss_is_that_of_other_strategies():
+    case = make(1000, 256, 5000, torch.bfloat16, ("ignored",), device="cuda")
+    full = run(linear_cross_entropy, case, config=Config("recompute", slab=1024, **LARGE))
+    for config in configs(LARGE, 768).values():
+        ours = run(linear_cross_entropy, case, config=config)
+        assert_as_exact("loss", ours["loss"], full["loss"], full["loss"].double(), torch.float32)

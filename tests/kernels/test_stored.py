@@ -1,0 +1,135 @@
+"""``overlay`` and ``factored``: numerators in dW's storage, against plain torch."""
+
+import itertools
+
+import pytest
+import torch
+from loss_cases import compare, make
+
+from flce_tune.errors import InvalidConfigError
+from flce_tune.kernels import strategies
+from flce_tune.kernels.config import Config, Tile
+from flce_tune.kernels.numerators import padded
+from flce_tune.kernels.op import linear_cross_entropy
+from flce_tune.kernels.problem import Device, Problem
+from flce_tune.kernels.strategies import stored
+
+pytestmark = pytest.mark.usefixtures("poison")
+
+CONFIGS = {
+    "overlay": Config("overlay", slab=64),
+    "overlay, long slabs": Config("overlay", slab=256),
+    "factored, one chunk": Config("factored", chunk=1024, slab=64),
+    "factored, chunks": Config("factored", chunk=256, slab=64),
+}
+SHAPES = {
+    "dW holds some": (700, 96, 1003),
+    "dW holds nearly all": (300, 512, 777),
+    "dW holds nothing": (700, 24, 203),
+    "fewer columns than a block": (97, 24, 40),
+}
+OPTIONS = {
+    "nothing": (),
+    "all they know": (
+        "ignored", "bias", "logit_scale", "z_loss", "class_weight", "token_weight", "divisor",
+    ),
+}  # fmt: skip
+with_configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("features", OPTIONS.values(), ids=OPTIONS)
+@with_configs
+def test_loss_and_gradients_are_as_exact_as_plain_torch(config, features, shape, dtype):
+    compare(make(*shape, dtype, features), dtype, config=config)
+
+
+@with_configs
+def test_labels_far_below_the_largest_logit(config):
+    """Tiles take their own reference there, and are brought to the row's."""
+    case = make(300, 96, 1003, torch.bfloat16, ("ignored",))
+    case.x[::2] *= 50
+    compare(case, torch.bfloat16, config=config)
+
+
+@with_configs
+def test_a_frozen_input(config):
+    compare(
+        make(300, 96, 1003, torch.float32, ("bias",)), torch.float32, ("weight",), config=config
+    )
+
+
+@with_configs
+def test_rows_of_nothing_but_minus_infinity_are_as_in_plain_torch(config):
+    case = make(8, 24, 40, torch.float64)
+    case.x[3] = float("inf")
+    case.weight[:] = -1.0
+    ours = linear_cross_entropy(case.x, case.weight, case.target, config=config)
+    assert ours.isnan()
+
+
+@pytest.mark.parametrize(
+    ("features", "mode", "dtype", "reason"),
+    [
+        (("softcap",), "train", "bfloat16", "softcap"),
+        (("label_smoothing",), "train", "bfloat16", "label_smoothing"),
+        ((), "train", "float16", "float16"),
+        ((), "train_frozen_weight", "bfloat16", "frozen weight"),
+    ],
+)
+@with_configs
+def test_what_they_cannot_do_is_refused(config, features, mode, dtype, reason):
+    cpu = Device("cpu", "a CPU", (0, 0), 2, 0, 0)
+    problem = Problem(300, 96, 1003, dtype, mode, features=features)
+    assert reason in (strategies.reject(config, problem, cpu) or "")
+
+
+def test_a_refused_option_says_so():
+    case = make(8, 24, 40, features=("softcap",))
+    with pytest.raises(InvalidConfigError, match="overlay knows no softcap"):
+        linear_cross_entropy(
+            case.x.requires_grad_(), case.weight.requires_grad_(), case.target,
+            config=Config("overlay", slab=64), **case.options,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("per_column", [16, 64, 300])
+def test_no_group_is_overwritten_before_it_is_read(per_column, first):
+    """The layout, element by element: what each group writes and what is still to be read."""
+    rows, slab, vocab = 60, 8, 1000
+    count = stored.capacity(rows, per_column, vocab, first, slab)
+    assert count > 0 or per_column * (vocab - first) < padded(rows) * slab * 2
+    home = stored.Home(torch.arange(vocab * per_column), vocab)
+    if count == 0:
+        return
+    blocks = home.blocks(rows, first, slab, count)
+    groups = list(home.groups(blocks))
+    assert groups[0].columns.start == first
+    assert sum(len(group) for group in groups) == count
+    for index, group in enumerate(groups):
+        written = group.columns.stop * per_column  # the gradient of all columns up to the group's
+        unread = min(int(later.data.min()) for later in groups[index:])
+        assert written <= unread
+
+
+def test_one_more_block_would_be_overwritten():
+    rows, slab, vocab = 512, 16, 2000
+    for per_column, first in itertools.product((64, 256, 512, 4096), (0, 32)):
+        count = stored.capacity(rows, per_column, vocab, first, slab) + 1
+        begin = [vocab * per_column - (count - j) * slab * rows for j in range(count)]
+        written = [(first + (j + 1) * slab) * per_column for j in range(count)]
+        assert any(w > b for w, b in zip(written, begin, strict=True))
+
+
+def test_the_first_chunk_is_longer_than_the_workspace_has_room_for():
+    from flce_tune.kernels.strategies.factored import _chunks
+
+    tile = Tile(128, 256, 64)
+    config = Config("factored", 5888, 3072, tile, Tile(128, 64, 256), Tile(64, 128, 256), "split24")
+    problem = Problem(16384, 4096, 128256)
+    (first, counts), (second, none) = _chunks(problem, config)
+    assert (first, second, none) == (slice(0, 10752), slice(10752, 16384), ())
+    held = (-(-128256 // 3072) - sum(counts)) * first.stop
+    assert held <= -(-128256 // 3072) * 5888
