@@ -115,6 +115,7 @@ def _nothing(x: Tensor, weight: Tensor, wanted: Wanted) -> tuple[Statistics, Gra
     return (
         Statistics(
             lse=none,
+            lse_low=none.clone(),
             target_logit=none.clone(),
             logit_sum=none.clone(),
             mean_logit=none.clone() if wanted.entropy else None,

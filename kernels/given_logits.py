@@ -79,7 +79,7 @@ def cross_entropy(
         run: Callable[..., Any] = functools.partial(EagerGivenRowLoss.apply, in_place)
     else:
         run = given_row_loss
-    token_loss, lse, entropy, prediction, _ = run(*arguments)
+    token_loss, lse, entropy, prediction, *_ = run(*arguments)
     return asked.of_rows(token_loss, lse, entropy, prediction, return_lse=return_lse)
 
 

@@ -41,8 +41,8 @@ def compute(
     entropy: bool,
     prediction: bool,
     check_targets: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return token_loss, lse, entropy, prediction, target_logit.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return token_loss, lse, entropy, prediction, lse_low, target_logit.
 
     Each is [N]; entropy and prediction are empty if not wanted.
     """
@@ -50,7 +50,8 @@ def compute(
     wanted = Wanted(entropy=entropy, prediction=prediction)
     empty = logits.new_empty(0, dtype=losses.statistics_dtype(logits.dtype))
     if len(logits) == 0:
-        return empty, empty.clone(), empty.clone(), empty.long(), empty.clone()
+        lse, entropies, lse_low, target_logit = (empty.clone() for _ in range(4))
+        return empty, lse, entropies, empty.long(), lse_low, target_logit
     with launching_on(logits.device):
         if check_targets or logits.device.type == "cpu":
             check_target_range(target, logits.shape[1], ignore_index)
@@ -63,6 +64,7 @@ def compute(
             statistics.lse,
             empty if statistics.mean_logit is None else statistics.lse - statistics.mean_logit,
             empty.long() if statistics.prediction is None else statistics.prediction,
+            statistics.lse_low,
             statistics.target_logit.masked_fill((target < 0) | (target >= given.vocab), 0.0),
         )
 
@@ -92,13 +94,14 @@ def _(
     entropy: bool,
     prediction: bool,
     check_targets: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     row = logits.new_empty(logits.shape[0], dtype=losses.statistics_dtype(logits.dtype))
     return (
         row,
         torch.empty_like(row),
         torch.empty_like(row) if entropy else row.new_empty(0),
         row.new_empty(logits.shape[0] if prediction else 0, dtype=torch.int64),
+        torch.empty_like(row),
         torch.empty_like(row),
     )
 
@@ -110,6 +113,7 @@ def compute_backward(
     target: Tensor,
     class_weight: Tensor | None,
     lse: Tensor,
+    lse_low: Tensor,
     target_logit: Tensor,
     ignore_index: int,
     label_smoothing: float,
@@ -120,7 +124,7 @@ def compute_backward(
     """Return the gradient of the logits, [N, V] in their dtype."""
     out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     loss = LossSpec(ignore_index, label_smoothing, softcap, logit_scale, z_loss)
-    statistics = Statistics(lse=lse, target_logit=target_logit)
+    statistics = Statistics(lse, lse_low, target_logit)
     given = prepare_logits(logits, target, class_weight)
     _write_gradient(given, statistics, grad_loss, grad_lse, loss, out)
     return out
@@ -143,7 +147,7 @@ def _write_gradient(
         coefficients = losses.coefficients(given, statistics, row_weight, loss, grad_lse)
         for rows in _steps(out):
             part = given.rows(rows)
-            stats = Statistics(lse=lse[rows], target_logit=statistics.target_logit[rows])
+            stats = Statistics(lse[rows], statistics.lse_low[rows], statistics.target_logit[rows])
             backend_of(out).gradient(
                 part.raw, part, stats, coefficient_rows(coefficients, rows), loss, out[rows]
             )
@@ -162,6 +166,7 @@ def _(
     target: Tensor,
     class_weight: Tensor | None,
     lse: Tensor,
+    lse_low: Tensor,
     target_logit: Tensor,
     ignore_index: int,
     label_smoothing: float,
@@ -174,19 +179,17 @@ def _(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(*output[2:])
-    ctx.save_for_backward(*inputs[:3], output[1], output[4])
+    ctx.save_for_backward(*inputs[:3], output[1], *output[4:])
     ctx.scalars = inputs[3:8]
 
 
 def _backward(
     ctx: Any, grad_loss: Tensor | None, grad_lse: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
-    logits, target, class_weight, lse, target_logit = ctx.saved_tensors
+    logits, *saved = ctx.saved_tensors
     plain = direct(logits) and not torch.is_grad_enabled()
     run: Any = compute_backward if plain else given_row_loss_backward
-    gradient = run(
-        grad_loss, grad_lse, logits, target, class_weight, lse, target_logit, *ctx.scalars
-    )
+    gradient = run(grad_loss, grad_lse, logits, *saved, *ctx.scalars)
     return (gradient, *(None,) * 10)
 
 
@@ -212,10 +215,10 @@ class EagerGivenRowLoss(torch.autograd.Function):
         """Turn the logits into their gradient, over themselves where nobody reads them again."""
         if not ctx.in_place or torch.is_grad_enabled() or graph_is_kept():
             return (None, *_backward(ctx, grad_loss, grad_lse, *rest))
-        logits, target, class_weight, lse, target_logit = ctx.saved_tensors
+        logits, target, class_weight, *saved = ctx.saved_tensors
         out = logits.detach()
         given = prepare_logits(out, target, class_weight)
-        statistics = Statistics(lse=lse, target_logit=target_logit)
+        statistics = Statistics(*saved)
         _write_gradient(given, statistics, grad_loss, grad_lse, LossSpec(*ctx.scalars), out)
         torch.autograd.graph.increment_version(out)  # others that saved the logits must notice
         return (None, out, *(None,) * 10)

@@ -67,7 +67,7 @@ def row_losses(
 ) -> Tensor:  # [N]
     """Unreduced losses: 0 for ignored rows, NaN where the label, and so its logit, is unknown."""
     lse = statistics.lse
-    row = lse - statistics.target_logit
+    row = lse - statistics.target_logit + statistics.lse_low
     weight = target_weight(labels)
     if weight is not None:
         row = row * weight
@@ -118,6 +118,8 @@ def coefficients(
             raise ValueError("a gradient on the entropy needs the statistic mean_logit")
         a = a + grad_entropy * statistics.mean_logit
         c = -grad_entropy
+    rest = torch.exp(-statistics.lse_low)
+    a, c = a * rest, None if c is None else c * rest
     return Coefficients(a=a, b=b, c=c, e=e)
 
 

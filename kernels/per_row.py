@@ -45,8 +45,8 @@ def compute(
     workspace_limit: int | None,
     config: str,
     grad_weight_out: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return token_loss, lse, entropy, prediction, target_logit.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return token_loss, lse, entropy, prediction, lse_low, target_logit.
 
     Each is [N]; entropy and prediction are empty if not wanted. Nothing is added to
     ``grad_weight_out`` before backward.
@@ -57,7 +57,7 @@ def compute(
     if len(x) == 0:
         none = x.new_empty(0, dtype=losses.statistics_dtype(x.dtype))
         entropies = none.clone() if entropy else empty
-        return none, none.clone(), entropies, empty.long(), none.clone()
+        return none, none.clone(), entropies, empty.long(), none.clone(), none.clone()
     with launching_on(x.device):
         if check_targets or x.device.type == "cpu":
             check_target_range(target, weight.shape[0], ignore_index)
@@ -75,6 +75,7 @@ def compute(
             statistics.lse,
             empty if statistics.mean_logit is None else statistics.lse - statistics.mean_logit,
             empty.long() if statistics.prediction is None else statistics.prediction,
+            statistics.lse_low,
             statistics.target_logit.masked_fill((target < 0) | (target >= len(weight)), 0.0),
         )
 
@@ -101,13 +102,14 @@ def _(
     workspace_limit: int | None,
     config: str,
     grad_weight_out: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     row = x.new_empty(x.shape[0], dtype=losses.statistics_dtype(x.dtype))
     return (
         row,
         torch.empty_like(row),
         torch.empty_like(row) if entropy else x.new_empty(0),
         row.new_empty(x.shape[0] if prediction else 0, dtype=torch.int64),
+        torch.empty_like(row),
         torch.empty_like(row),
     )
 
@@ -123,6 +125,7 @@ def compute_backward(
     class_weight: Tensor | None,
     lse: Tensor,
     entropy: Tensor,
+    lse_low: Tensor,
     target_logit: Tensor,
     ignore_index: int,
     label_smoothing: float,
@@ -151,6 +154,7 @@ def compute_backward(
         row_weight = torch.where(target == ignore_index, 0.0, upstream)
         statistics = Statistics(
             lse=lse,
+            lse_low=lse_low,
             target_logit=target_logit,
             mean_logit=None if grad_entropy is None else lse - entropy,
         )
@@ -186,6 +190,7 @@ def _(
     class_weight: Tensor | None,
     lse: Tensor,
     entropy: Tensor,
+    lse_low: Tensor,
     target_logit: Tensor,
     ignore_index: int,
     label_smoothing: float,
@@ -207,8 +212,8 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.mark_non_differentiable(output[3], output[4])
-    ctx.save_for_backward(*inputs[:5], output[1], output[2], output[4])
+    ctx.mark_non_differentiable(*output[3:])
+    ctx.save_for_backward(*inputs[:5], *output[1:3], *output[4:])
     ctx.options = (*inputs[5:10], *inputs[13:16])
     ctx.grad_weight_out = inputs[16]  # not saved: other backwards may have added to it since
 
@@ -220,7 +225,7 @@ def _backward(
     grad_entropy: Tensor | None,
     *_: Any,
 ) -> tuple[Tensor | None, ...]:
-    x, weight, target, bias, class_weight, lse, entropy, target_logit = ctx.saved_tensors
+    x, weight, target, bias, class_weight, lse, entropy, *rest = ctx.saved_tensors
     needs = tuple(ctx.needs_input_grad[i] for i in (0, 1, 3))
     *scalars, accumulate, workspace_limit, config = ctx.options
     if entropy.numel() == 0:
@@ -229,7 +234,7 @@ def _backward(
     run: Any = compute_backward if plain else row_loss_backward
     gradients = run(
         grad_loss, grad_lse, grad_entropy, x, weight, target, bias, class_weight, lse, entropy,
-        target_logit, *scalars, *needs, accumulate, workspace_limit, config,
+        *rest, *scalars, *needs, accumulate, workspace_limit, config,
     )  # fmt: skip
     dx, dw, db = (g if need else None for g, need in zip(gradients, needs, strict=True))
     if dw is not None and ctx.grad_weight_out is not None:

@@ -53,7 +53,11 @@ def statistics(
     vocab = z.shape[1]
     in_range = (labels.target >= 0) & (labels.target < vocab)
     picked = z.gather(1, labels.target.clamp(0, vocab - 1)[:, None])[:, 0]
-    lse = torch.logsumexp(z, dim=1)
+    m = z.amax(dim=1)
+    reference = m.masked_fill(m.isinf(), 0.0)
+    e = (z - reference[:, None]).exp_()
+    total = e.sum(dim=1)
+    lse, lse_low = rounded_sum(reference, total.log())
     logit_sum = mean_logit = prediction = None
     if loss.label_smoothing:
         weighted = z if labels.class_weight is None else z * labels.class_weight
@@ -61,15 +65,26 @@ def statistics(
     if wanted.prediction:
         prediction = z.argmax(dim=1)
     if wanted.entropy:
-        p = torch.exp(z - lse[:, None])
-        mean_logit = torch.where(p == 0, 0.0, p * z).sum(dim=1)
+        mean_logit = torch.where(e == 0, 0.0, e * z).sum(dim=1) / total
     return Statistics(
         lse=lse,
+        lse_low=lse_low,
         target_logit=picked.masked_fill(~in_range, float("nan")),
         logit_sum=logit_sum,
         mean_logit=mean_logit,
         prediction=prediction,
     )
+
+
+def rounded_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a + b rounded, and what the rounding left out: 0 where the sum is not finite.
+
+    Knuth's two-sum, exact whichever of the two is larger.
+    """
+    total = a + b
+    of_b = total - a
+    rest = (a - (total - of_b)) + (b - of_b)
+    return total, torch.where(total.isfinite(), rest, 0.0)
 
 
 def gradient(
@@ -92,16 +107,18 @@ def gradient(
     columns = raw.shape[1]
     local = labels.target - first_column
     inside = (local >= 0) & (local < columns)
-    result.scatter_add_(
-        1,
-        local.clamp(0, columns - 1)[:, None],
-        torch.where(inside, -coefficients.b, 0.0)[:, None],
-    )
-    if coefficients.e is not None:
-        uniform = coefficients.e[:, None]
+    place = local.clamp(0, columns - 1)[:, None]
+    of_label = torch.where(inside, coefficients.b, 0.0)[:, None]
+    if coefficients.e is None:
+        result.scatter_add_(1, place, -of_label)
+    else:
+        uniform = coefficients.e[:, None].expand_as(result)
         if labels.class_weight is not None:
             uniform = uniform * labels.class_weight[first_column : first_column + columns]
+        # B + E·w is rounded as A is, so that they cancel where p is 1.
+        at_label = result.gather(1, place) - (of_label + uniform.gather(1, place))
         result -= uniform
+        result.scatter_(1, place, at_label)
     result *= logits_derivative(z, loss)
     active = coefficients.a != 0
     for other in (coefficients.b, coefficients.c, coefficients.e):

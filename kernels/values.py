@@ -7,10 +7,14 @@ a = x·Wᵀ + b the raw logits and z = softcap(scale·a) the logits the loss see
     loss_i = (1-ε)·w_y·(lse_i - z_iy) + ε/V·(W1·lse_i - Σ_c w_c·z_ic) + λ·lse_i²
     G_ic   = ∂L/∂z_ic = p_ic·(A_i + C_i·z_ic) - B_i·[c = y_i] - E_i·w_c
 
-with p = exp(z - lse), w the class weights (ones by default) and W1 = Σ_c w_c. For a loss that is
+with p = softmax(z), w the class weights (ones by default) and W1 = Σ_c w_c. For a loss that is
 Σ_i r_i·loss_i:  A = r·((1-ε)·w_y + ε/V·W1 + 2λ·lse),  B = r·(1-ε)·w_y,  E = r·ε/V,  C = 0. An
 upstream gradient on lse adds to A, one on the entropy adds to A and C (see ``loss.py``). So a
 strategy knows statistics and the four row coefficients, and nothing of the loss's options.
+
+One rounded lse would cost p a relative error of |lse|·2⁻²⁵, several times what plain torch loses.
+So the rest, lse_low, is kept beside it: strategies compute p = exp(z - lse), whose difference is
+exact where p is large, and the coefficients A and C that they get hold the factor exp(-lse_low).
 """
 
 from __future__ import annotations
@@ -110,7 +114,8 @@ class Wanted:
 class Statistics:
     """Per row, float32 (float64 for float64 inputs). Rows that are ignored hold finite values."""
 
-    lse: Tensor  # [N]
+    lse: Tensor  # [N], rounded
+    lse_low: Tensor  # [N], what the rounding of lse left out
     target_logit: Tensor  # [N] z_iy; NaN where the label is out of range
     logit_sum: Tensor | None = None  # [N] Σ_c w_c·z_ic; only under label smoothing
     mean_logit: Tensor | None = None  # [N] Σ_c p_ic·z_ic; entropy is lse - mean_logit
@@ -119,7 +124,10 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """The row coefficients of G, each [N] in the statistics' dtype; None is all zeros."""
+    """The row coefficients of G, each [N] in the statistics' dtype; None is all zeros.
+
+    A and C hold the factor exp(-lse_low) that p lacks.
+    """
 
     a: Tensor
     b: Tensor

@@ -231,6 +231,7 @@ def concatenate(parts: Sequence[Statistics]) -> Statistics:
 
     return Statistics(
         lse=torch.cat([part.lse for part in parts]),
+        lse_low=torch.cat([part.lse_low for part in parts]),
         target_logit=torch.cat([part.target_logit for part in parts]),
         logit_sum=join("logit_sum"),
         mean_logit=join("mean_logit"),

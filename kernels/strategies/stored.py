@@ -159,8 +159,9 @@ def forward(
             primitives.align(
                 blocks, rows, of_tiles, merged[-1].reference, row_weight[rows], config.logits
             )
-    lse = torch.cat([step.lse for step in merged])
-    return Statistics(lse, label_logit), torch.cat([step.total for step in merged])
+    lse, total = (torch.cat([getattr(s, name) for s in merged]) for name in ("lse", "total"))
+    nothing = torch.zeros_like(lse)  # p comes of the total, so A needs no factor for lse's rounding
+    return Statistics(lse, nothing, label_logit), total
 
 
 def add_bias_gradient(

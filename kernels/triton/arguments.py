@@ -28,6 +28,7 @@ def empty_statistics(n: int, device: torch.device, loss: LossSpec, wanted: Wante
 
     return Statistics(
         lse=torch.empty(n, dtype=torch.float32, device=device),
+        lse_low=torch.empty(n, dtype=torch.float32, device=device),
         target_logit=torch.empty(n, dtype=torch.float32, device=device),
         logit_sum=per_row(loss.label_smoothing > 0),
         mean_logit=per_row(wanted.entropy),

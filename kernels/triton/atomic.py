@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flce_tune.kernels.triton.rows import finite_or_zero, gradient_of, scaled
+from flce_tune.kernels.triton.rows import finite_or_zero, gradient_of, log_sum_exp, scaled
 
 
 @triton.jit
@@ -44,6 +44,7 @@ def atomic_kernel(
     class_weight_ptr,  # [V] or unused
     row_weight_ptr,  # [N], 0 for ignored rows
     lse_ptr,  # [N]
+    lse_low_ptr,  # [N]
     target_logit_ptr,  # [N]
     logit_sum_ptr,  # [N] or unused
     mean_logit_ptr,  # [N] or unused
@@ -79,6 +80,7 @@ def atomic_kernel(
     target = tl.load(target_ptr + row)
     if target == ignore_index and not (WANT_MEAN or WANT_PREDICTION):
         tl.store(lse_ptr + row, 0.0)
+        tl.store(lse_low_ptr + row, 0.0)
         tl.store(target_logit_ptr + row, 0.0)
         if WANT_SUM:
             tl.store(logit_sum_ptr + row, 0.0)
@@ -116,8 +118,9 @@ def atomic_kernel(
         if WANT_MEAN:
             moment = moment * decay + tl.sum(tl.where(e == 0, 0.0, e * z), axis=0)
         m = new_m
-    lse = finite_or_zero(m) + tl.log(total)
+    lse, lse_low = log_sum_exp(m, total)
     tl.store(lse_ptr + row, lse)
+    tl.store(lse_low_ptr + row, lse_low)
     tl.store(target_logit_ptr + row, picked)
     if WANT_SUM:
         tl.store(logit_sum_ptr + row, weighted)
@@ -137,7 +140,7 @@ def atomic_kernel(
         weight_of_target = tl.load(class_weight_ptr + tl.where(known, target, 0))
     b = r * (1.0 - smoothing) * weight_of_target
     e_share = r * smoothing / vocab
-    a = b + e_share * weight_total + 2.0 * r * z_loss * lse
+    a = (b + e_share * weight_total + 2.0 * r * z_loss * lse) * tl.exp(-lse_low)
     for start in range(0, vocab, V_BLOCK):
         columns = start + tl.arange(0, V_BLOCK)
         inside = columns < vocab

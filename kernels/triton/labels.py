@@ -100,14 +100,14 @@ def target_gradient_kernel(
     weight = tl.load(a_ptr + rows, mask=here, other=0.0)
     if HAS_C:
         weight += tl.load(c_ptr + rows, mask=here, other=0.0) * finite_or_zero(z)
-    gradient = tl.exp(z - tl.load(lse_ptr + rows, mask=here, other=0.0)) * weight
-    gradient -= tl.load(b_ptr + rows, mask=here, other=0.0)
+    subtracted = tl.load(b_ptr + rows, mask=here, other=0.0)
     if HAS_E:
         uniform = tl.load(e_ptr + rows, mask=here, other=0.0)
         if HAS_CLASS_WEIGHT:
             uniform *= tl.load(class_weight_ptr + target, mask=here, other=0.0)
-        gradient -= uniform
-    gradient *= scale
+        subtracted += uniform
+    p = tl.exp(z - tl.load(lse_ptr + rows, mask=here, other=0.0))
+    gradient = (p * weight - subtracted) * scale
     if HAS_SOFTCAP:
         ratio = z / softcap
         gradient *= 1.0 - ratio * ratio

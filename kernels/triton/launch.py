@@ -141,6 +141,7 @@ def launch_atomic(
         inputs.class_weight,
         row_weight,
         result.lse,
+        result.lse_low,
         result.target_logit,
         result.logit_sum,
         result.mean_logit,

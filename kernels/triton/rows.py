@@ -30,12 +30,27 @@ def finite_or_zero(m):
 
 
 @triton.jit
+def log_sum_exp(m, total):
+    """lse = m + log(total) rounded, and what the rounding left out: 0 where lse is not finite.
+
+    Knuth's two-sum, exact whichever of the two is larger.
+    """
+    reference = finite_or_zero(m)
+    log_total = tl.log(total)
+    lse = reference + log_total
+    of_log = lse - reference
+    rest = (reference - (lse - of_log)) + (log_total - of_log)
+    return lse, tl.where(tl.abs(lse) < float("inf"), rest, 0.0)
+
+
+@triton.jit
 def statistics_kernel(
     raw_ptr,  # [n, V]
     row_stride,
     target_ptr,  # [n] int64
     class_weight_ptr,  # [V] or unused
     lse_ptr,  # [n] float32, like all outputs but the prediction
+    lse_low_ptr,
     target_logit_ptr,
     logit_sum_ptr,
     mean_logit_ptr,
@@ -82,7 +97,9 @@ def statistics_kernel(
     row_m = tl.max(m, axis=0)
     share = tl.exp(m - finite_or_zero(row_m))
     row_total = tl.sum(total * share, axis=0)
-    tl.store(lse_ptr + row, finite_or_zero(row_m) + tl.log(row_total))
+    lse, lse_low = log_sum_exp(row_m, row_total)
+    tl.store(lse_ptr + row, lse)
+    tl.store(lse_low_ptr + row, lse_low)
     if WANT_SUM:
         tl.store(logit_sum_ptr + row, tl.sum(weighted, axis=0))
     if WANT_MEAN:
@@ -105,6 +122,7 @@ def merge_kernel(
     tile_moment_ptr,  # [T, n] Σ exp(z - tile max)·z
     tile_best_ptr,  # [T, n] int32, first column of the tile's maximum
     lse_ptr,
+    lse_low_ptr,
     logit_sum_ptr,
     mean_logit_ptr,
     prediction_ptr,
@@ -147,7 +165,9 @@ def merge_kernel(
     row_m = tl.max(m, axis=0)
     share = tl.exp(m - finite_or_zero(row_m)[None, :])
     row_total = tl.sum(total * share, axis=0)
-    tl.store(lse_ptr + rows, finite_or_zero(row_m) + tl.log(row_total), mask=row_ok)
+    lse, lse_low = log_sum_exp(row_m, row_total)
+    tl.store(lse_ptr + rows, lse, mask=row_ok)
+    tl.store(lse_low_ptr + rows, lse_low, mask=row_ok)
     if WANT_SUM:
         tl.store(logit_sum_ptr + rows, tl.sum(weighted, axis=0), mask=row_ok)
     if WANT_MEAN:
@@ -183,14 +203,14 @@ def gradient_of(
     if HAS_C:
         weight = a + c * tl.where(z == float("-inf"), 0.0, z)
         active = active | (c != 0)
-    gradient = tl.exp(z - lse) * weight - tl.where(columns == target, b, 0.0)
-    if HAS_E:
+    subtracted = tl.where(columns == target, b, 0.0)
+    if HAS_E:  # B + E is rounded as A is, so that they cancel where p is 1
         active = active | (e != 0)
         if HAS_CLASS_WEIGHT:
-            gradient -= e * tl.load(class_weight_ptr + columns, mask=inside, other=0.0)
+            subtracted += e * tl.load(class_weight_ptr + columns, mask=inside, other=0.0)
         else:
-            gradient -= e
-    gradient *= scale
+            subtracted += e
+    gradient = (tl.exp(z - lse) * weight - subtracted) * scale
     if HAS_SOFTCAP:
         ratio = z / softcap
         gradient *= 1.0 - ratio * ratio

@@ -67,13 +67,14 @@ def test_opcheck_of_the_row_loss(dtype, extras, tokens):
 @pytest.mark.parametrize("needs", [(True, True, True), (False, True, False)], ids=str)
 def test_opcheck_of_the_row_losss_backward(dtype, needs):
     case = make(N, D, V, dtype, EVERYTHING)
-    rows = torch.rand(5, N)
+    rows = torch.rand(4, N)
     values = {
         "grad_loss": rows[0], "grad_lse": rows[1], "grad_entropy": None, "x": case.x,
         "weight": case.weight, "target": case.target, "bias": case.bias,
         "class_weight": case.options["class_weight"], "lse": rows[2] + 3,
-        "entropy": torch.empty(0), "target_logit": rows[3], "ignore_index": -100,
-        "label_smoothing": 0.125, "softcap": 4.0, "logit_scale": 0.75, "z_loss": 0.03125,
+        "entropy": torch.empty(0), "lse_low": rows[2] / 2**24, "target_logit": rows[3],
+        "ignore_index": -100, "label_smoothing": 0.125, "softcap": 4.0, "logit_scale": 0.75,
+        "z_loss": 0.03125,
         "need_dx": needs[0], "need_dw": needs[1], "need_db": needs[2], "accumulate": "fp32",
         "workspace_limit": None, "config": "",
     }  # fmt: skip

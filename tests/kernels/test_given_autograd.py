@@ -213,7 +213,7 @@ def test_opcheck_of_its_backward(dtype, tokens):
     rows = torch.rand(4, tokens)
     arguments = (
         rows[0], rows[1], case.logits, case.target, case.options["class_weight"], rows[2] + 3,
-        rows[3], -100, 0.125, 4.0, 0.75, 0.03125,
+        rows[2] / 2**24, rows[3], -100, 0.125, 4.0, 0.75, 0.03125,
     )  # fmt: skip
     torch.library.opcheck(given_row_loss_backward, arguments)
 

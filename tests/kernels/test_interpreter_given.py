@@ -46,6 +46,13 @@ def test_loss_and_gradient(dtype, features, reduction, in_place, vocab):
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_one_class_has_no_gradient(dtype):
+    case = make_logits(65, 1, dtype, ("ignored", "label_smoothing"))  # 1/43 is no float
+    assert not compare_given(case, dtype)["logits"].any()
+
+
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("first", [0, 3])
 def test_rows_of_any_stride_and_alignment(first):
     case = make_logits(N, 150, torch.float32, ("ignored",))

@@ -26,6 +26,8 @@ def assert_as_exact(
     plain: Tensor,  # of plain torch, same shape
     truth: Tensor,  # float64, same shape
     dtype: torch.dtype,  # what both were computed in
+    *,
+    statistics: float | None = None,  # allowed beside; None: STATISTICS of the dtype
 ) -> None:
     """Fail if ours is further from the truth than plain torch is; show the worst element."""
     assert ours.shape == truth.shape, f"{name}: shape {tuple(ours.shape)}, not {truth.shape}"
@@ -44,7 +46,8 @@ def assert_as_exact(
     error = torch.where(finite, ours - truth, 0.0).abs()
     base = torch.where(finite & plain.isfinite(), plain - truth, 0.0).abs()
     magnitude = torch.where(finite, truth, 0.0).abs()
-    statistics = STATISTICS[torch.float64 if dtype == torch.float64 else torch.float32]
+    if statistics is None:
+        statistics = STATISTICS[torch.float64 if dtype == torch.float64 else torch.float32]
     half_ulp = 0.5 * torch.finfo(dtype).eps
     count = int(finite.sum())
     for norm, factor, ulps in (
