@@ -78,7 +78,7 @@ class Atomic:
     def workspace(self, config: Config, problem: Problem) -> int:
         """float32 images of the gradients, rounded at the end."""
         if problem.mode == "eval":
-            return common.evaluation_bytes(Config(self.name), problem)
+            return Recompute().workspace(Config("recompute"), problem)
         elements = problem.tokens * problem.hidden
         if problem.mode == "train":
             elements += problem.vocab * problem.hidden

@@ -1,7 +1,7 @@
 """``recompute``: a forward that stores no logits, a backward by vocabulary slabs. 8NDV.
 
 Forward: the lse of every row, from a GEMM that keeps only tile statistics (or, without such a
-kernel, from chunks of logits that are thrown away). Backward: per slab of the vocabulary,
+kernel, from blocks of logits that are thrown away). Backward: per slab of the vocabulary,
 recompute the logits, turn them into G, write dW[slab] = Gᵀ·x once, add G·W[slab] to dX. No
 atomics, no [V, D] accumulator; dX has one between slabs. The path for a loss per token, for a
 second backward, and, its first half, for evaluation.
@@ -10,6 +10,7 @@ second backward, and, its first half, for evaluation.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer, pa
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.products import Sum, multiply
-from flce_tune.kernels.strategies import common
+from flce_tune.kernels.strategies import common, slabs
 from flce_tune.kernels.values import (
     Coefficients,
     Gradients,
@@ -72,10 +73,14 @@ class Recompute:
 
     def workspace(self, config: Config, problem: Problem) -> int:
         """A slab of logits, or the forward's buffer if larger, and the accumulator of dX."""
-        if problem.mode == "eval":
-            return common.evaluation_bytes(config, problem)
-        forward = common.evaluation_bytes(config, problem, self._slab(config, problem.vocab))
         slab = part_size(problem.vocab, self._slab(config, problem.vocab), SLAB_MULTIPLE)
+        if config.logits is None:
+            rows = slabs.row_blocks(problem.tokens, slab, problem.itemsize)[0].stop
+            forward = common.logits_bytes(rows, slab, problem, None)
+        else:
+            forward = common.evaluation_bytes(config, problem)
+        if problem.mode == "eval":
+            return forward
         backward = common.logits_bytes(problem.tokens, slab, problem, None)
         if slab < problem.vocab:
             backward += common.accumulator_bytes(config, problem, problem.tokens * problem.hidden)
@@ -93,17 +98,36 @@ class Recompute:
         config: Config,
     ) -> tuple[Statistics, Gradients]:
         """Compute statistics and the gradients of Σ_i r_i·loss_i in one go."""
-        n, vocab = len(inputs.x), len(inputs.weight)
-        rows = common.evaluation_rows(n, vocab, config, self._slab(config, vocab))
-        statistics = common.evaluate(inputs, loss, wanted, config, rows)
+        everything = [slice(0, len(inputs.x))]
+        statistics = self._statistics(inputs, loss, wanted, config, everything)
         given = losses.coefficients(inputs, statistics, row_weight, loss)
-        return statistics, self.backward(inputs, statistics, given, loss, wanted, config)
+        return statistics, self._gradients(
+            inputs, statistics, given, loss, wanted, config, everything
+        )
 
     def evaluate(
         self, inputs: Inputs, loss: LossSpec, wanted: Wanted, config: Config
     ) -> Statistics:
         """Compute statistics only."""
-        rows = common.evaluation_rows(len(inputs.x), inputs.weight.shape[0], config)
+        blocks = self._row_blocks(inputs, config)
+        return self._statistics(inputs, loss, wanted, config, blocks)
+
+    def _row_blocks(self, inputs: Inputs, config: Config) -> list[slice]:
+        """Tokens per GEMM where forward and backward are calls of their own."""
+        if config.logits is not None:
+            return [slice(0, len(inputs.x))]
+        slab = self._slabs(inputs, config)[0].stop
+        return slabs.row_blocks(len(inputs.x), slab, inputs.x.element_size())
+
+    def _slabs(self, inputs: Inputs, config: Config) -> list[slice]:
+        return list(even_parts(inputs.vocab, self._slab(config, inputs.vocab), SLAB_MULTIPLE))
+
+    def _statistics(
+        self, inputs: Inputs, loss: LossSpec, wanted: Wanted, config: Config, blocks: list[slice]
+    ) -> Statistics:
+        if config.logits is None:
+            return slabs.evaluate(inputs, loss, wanted, blocks, self._slabs(inputs, config))
+        rows = common.evaluation_rows(len(inputs.x), inputs.vocab, config)
         return common.evaluate(inputs, loss, wanted, config, rows)
 
     def backward(
@@ -116,9 +140,22 @@ class Recompute:
         config: Config,
     ) -> Gradients:
         """Compute the gradients for given row coefficients, recomputing the logits."""
+        blocks = self._row_blocks(inputs, config)
+        return self._gradients(inputs, statistics, coefficients, loss, wanted, config, blocks)
+
+    def _gradients(
+        self,
+        inputs: Inputs,
+        statistics: Statistics,
+        coefficients: Coefficients,
+        loss: LossSpec,
+        wanted: Wanted,
+        config: Config,
+        blocks: list[slice],  # of the tokens, as the statistics were computed
+    ) -> Gradients:
         x, weight = inputs.x, inputs.weight
         (n, hidden), vocab = x.shape, weight.shape[0]
-        bounds = list(even_parts(vocab, self._slab(config, vocab), SLAB_MULTIPLE))
+        bounds = self._slabs(inputs, config)
         dtype = common.gradient_dtype(x.dtype)
         buffer = logits_buffer(n, bounds[0].stop, x)
         dw = weight.new_empty(vocab, hidden, dtype=dtype) if wanted.dw else None
@@ -129,9 +166,14 @@ class Recompute:
             dx = Sum(out, len(bounds), config.accumulator, config.dx, "v")
         for columns in bounds:
             g = buffer[:, : columns.stop - columns.start]
-            backend_of(x).slab_gradient(
-                inputs, columns, statistics, coefficients, loss, g, config.logits
-            )
+            for rows in blocks:
+                stats = replace(
+                    statistics, lse=statistics.lse[rows], target_logit=statistics.target_logit[rows]
+                )
+                backend_of(x).slab_gradient(
+                    inputs.rows(rows), columns, stats, common.coefficient_rows(coefficients, rows),
+                    loss, g[rows], config.logits,
+                )  # fmt: skip
             if dw is not None:
                 multiply(g.t(), x, dw[columns], config.dw, "n")
             if dx is not None:
