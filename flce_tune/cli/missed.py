@@ -45,12 +45,11 @@ def missed_problems(selection: Selection, device: torch.device) -> list[Problem]
     return problems
 
 
-def clear_misses(report: SweepReport, store: Store, device: torch.device) -> None:
+def clear_misses(report: SweepReport, store: Store) -> None:
     """Forget the misses that ``report`` brought winners for."""
-    record = device_record(describe_device(device))
     for one in report.problems:
-        if one.winners:
-            store.clear_miss(record, problem_record(one.problem))
+        if one.winners and one.device is not None:
+            store.clear_miss(device_record(one.device), problem_record(one.problem))
 
 
 def _problem(miss: Miss) -> Problem | None:

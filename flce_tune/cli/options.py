@@ -123,6 +123,18 @@ DevicesOption = Annotated[
         "all, or e.g. cuda:0,cuda:1.",
     ),
 ]
+ExecutorOption = Annotated[
+    Literal["local", "ray"],
+    typer.Option("--executor", help="Measure on this machine, or in a Ray cluster."),
+]
+AcceleratorOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accelerator",
+        metavar="TYPE",
+        help="With --executor ray: only GPUs of this type, as Ray calls it, e.g. H200.",
+    ),
+]
 WorkspaceLimitOption = Annotated[
     int | None,
     typer.Option(

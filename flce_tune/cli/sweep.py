@@ -29,6 +29,8 @@ def sweep(
     features: options.FeaturesOption = None,
     device: options.LocalDeviceOption = None,
     devices: options.DevicesOption = None,
+    executor: options.ExecutorOption = "local",
+    accelerator: options.AcceleratorOption = None,
     strategy: options.StrategyOption = None,
     budget: Annotated[
         int | None,
@@ -54,6 +56,9 @@ def sweep(
         bool,
         typer.Option("--train-step", help="Then train one step with the config that was stored."),
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be measured, on what.")
+    ] = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Measure which config is fastest here, and store the winners.
@@ -62,23 +67,24 @@ def sweep(
     """
     from flce_tune.cli.console import messages, print_error, print_json, print_text
     from flce_tune.cli.database import load_settings, open_for_writing
+    from flce_tune.cli.dry_run import plan, print_plans
+    from flce_tune.cli.executors import where as measure_where
     from flce_tune.cli.interrupt import stop_on_signal
     from flce_tune.cli.missed import clear_misses, missed_problems
     from flce_tune.cli.progress import reporting
     from flce_tune.cli.selection import Selection
-    from flce_tune.cli.targets import chosen_devices
     from flce_tune.cli.units import split_commas
     from flce_tune.dispatch.snapshot import without_password
     from flce_tune.sweep.events import SweepOptions
-    from flce_tune.sweep.places import local_places
     from flce_tune.sweep.sweep import sweep as run_sweep
 
     selection = Selection(
         preset, from_model, tokens, hidden, vocab, dtype, mode, accumulate, features
     )
-    targets = chosen_devices(device, devices)
-    target = targets[0]
-    problems = missed_problems(selection, target) if missed else selection.problems()
+    on = measure_where(executor, device, devices, split_commas(accelerator))
+    if (missed or train_step) and not on.devices:
+        raise typer.BadParameter("--missed and --train-step are about this machine, not about Ray")
+    problems = missed_problems(selection, on.devices[0]) if missed else selection.problems()
     if train_step:
         _refuse_train_step(problems)
     effort = SweepOptions(
@@ -88,20 +94,28 @@ def sweep(
         timeout_s=timeout,
     )
     config = load_settings()
-    where = config.database_path or without_password(config.database_url)
+    database = str(config.database_path or without_password(config.database_url))
+    if dry_run:
+        with on.places(len(problems)) as places:
+            plans = plan(problems, places, effort)
+        if as_json:
+            print_json([one.to_dict() for one in plans])
+        else:
+            print_plans(plans)
+        return
     console = messages()
-    print_text(console, f"tuning on {', '.join(map(_describe, targets))}, database {where}")
     with (
+        on.places(len(problems)) as places,
         open_for_writing() as store,
         reporting(console, len(problems)) as events,
         stop_on_signal(lambda: console.print("stopping ...")) as stopped,
     ):
-        places = local_places(targets)
+        print_text(console, f"tuning on {on.describe(places)}, database {database}")
         report = run_sweep(problems, store, places, effort, events=events, should_stop=stopped)
-        clear_misses(report, store, target)
-    step = _train(report, target) if train_step and not report.interrupted else None
+        clear_misses(report, store)
+    step = _train(report, on.devices[0]) if train_step and not report.interrupted else None
     if as_json:
-        print_json(_as_json(report, str(where), target, step))
+        print_json(_as_json(report, database, step))
     else:
         _print_report(report, step)
     for failed in (one for one in report.problems if one.error):
@@ -128,14 +142,6 @@ def _train(report: SweepReport, device: torch.device) -> TrainStep | None:
     return train_step(tuned, device) if tuned is not None else None
 
 
-def _describe(device: torch.device) -> str:
-    from flce_tune.kernels.problem import describe_device
-
-    described = describe_device(device)
-    unit = "cores" if described.kind == "cpu" else "SMs"
-    return f"{device} ({described.name}, {described.sm_count} {unit})"
-
-
 def _name(problem: Problem) -> str:
     from flce_tune.cli.views import problem_text
 
@@ -147,9 +153,13 @@ def _print_report(report: SweepReport, step: TrainStep | None) -> None:
     from flce_tune.cli.views import WINNER_COLUMNS, WINNER_NUMBERS, winner_cells
 
     console = results()
+    kinds = {one.device for one in report.problems}
     for one in report.problems:
         if one.winners:
-            made = table(*WINNER_COLUMNS, title=_name(one.problem), right=WINNER_NUMBERS)
+            title = _name(one.problem)
+            if len(kinds) > 1 and one.device is not None:
+                title += f", {one.device.name}"
+            made = table(*WINNER_COLUMNS, title=title, right=WINNER_NUMBERS)
             for winner in one.winners:
                 made.add_row(*winner_cells(winner))
             console.print(made)
@@ -166,7 +176,8 @@ def _account(one: ProblemReport) -> str:
         counts.append(f"{one.resumed} known from before")
     counts += [f"{count} {status.value}" for status, count in one.failures.items()]
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in one.stages.items())
-    account = f"{', '.join(counts)}, in {one.seconds:.1f} s ({stages})."
+    account = f"{', '.join(counts)}, in {one.seconds:.1f} s"
+    account += f" ({stages})." if stages else ": another process has just done it."
     if one.winners:
         account += (
             f" Default config: {format_ms(one.default_ms)} ms;"
@@ -184,19 +195,16 @@ def _step_text(step: TrainStep) -> str:
     )
 
 
-def _as_json(
-    report: SweepReport, database: str, device: torch.device, step: TrainStep | None
-) -> dict[str, Any]:
+def _as_json(report: SweepReport, database: str, step: TrainStep | None) -> dict[str, Any]:
     from flce_tune.cli.views import device_view, problem_view, winner_view
     from flce_tune.dispatch.convert import device_record
-    from flce_tune.kernels.problem import describe_device
 
     return {
         "database": database,
-        "device": device_view(device_record(describe_device(device))),
         "interrupted": report.interrupted,
         "problems": [
             {
+                "device": device_view(device_record(one.device)) if one.device else None,
                 "problem": problem_view(one.problem),
                 "winners": [winner_view(winner) for winner in one.winners],
                 "measured": one.measured,

@@ -1,0 +1,80 @@
+"""What a sweep measures on: devices of this machine, or a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import typer
+
+from flce_tune.cli.targets import chosen_devices
+from flce_tune.errors import SweepError
+from flce_tune.kernels.problem import describe_device
+from flce_tune.sweep.places import Place, local_places
+
+Executor = Literal["local", "ray"]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What the options say to measure on."""
+
+    devices: tuple[torch.device, ...]  # of this machine; empty: a Ray cluster
+    accelerators: tuple[str, ...] = ()  # of the cluster; empty: all
+    cpu: bool = False  # the CPUs of the cluster's nodes
+
+    @contextmanager
+    def places(self, problems: int) -> Iterator[Sequence[Place]]:
+        """The places, no more of a kind than there are problems.
+
+        Raises:
+            SweepError: Ray is not installed, cannot be reached or has nothing of the kind.
+        """
+        if self.devices:
+            yield local_places(self.devices)
+            return
+        try:
+            from flce_tune.sweep.ray_cluster import ray_places
+        except ModuleNotFoundError as error:
+            if error.name != "ray":
+                raise
+            raise SweepError("--executor ray needs Ray: pip install 'flce-tune[ray]'") from error
+        with ray_places(problems, accelerators=self.accelerators, cpu=self.cpu) as places:
+            yield places
+
+    def describe(self, places: Sequence[Place]) -> str:
+        """What people read before a sweep begins."""
+        if not self.devices:
+            return f"a Ray cluster ({', '.join(place.name for place in places)})"
+        return ", ".join(map(_describe, self.devices))
+
+
+def where(
+    executor: Executor, device: str | None, devices: str | None, accelerators: Sequence[str]
+) -> Where:
+    """Put the options together.
+
+    Raises:
+        typer.BadParameter: they do not fit together, or there is no such device.
+    """
+    if executor == "local":
+        if accelerators:
+            raise typer.BadParameter("--accelerator goes with --executor ray")
+        return Where(tuple(chosen_devices(device, devices)))
+    if devices is not None or device not in (None, "cpu"):
+        raise typer.BadParameter(
+            "with --executor ray, say --accelerator H200 for some types of GPU only, or --device "
+            "cpu for the CPUs of the nodes"
+        )
+    if accelerators and device == "cpu":
+        raise typer.BadParameter("--accelerator and --device cpu exclude each other")
+    return Where((), tuple(accelerators), cpu=device == "cpu")
+
+
+def _describe(device: torch.device) -> str:
+    described = describe_device(device)
+    unit = "cores" if described.kind == "cpu" else "SMs"
+    return f"{device} ({described.name}, {described.sm_count} {unit})"
