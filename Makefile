@@ -14,7 +14,7 @@ READY := $(VENV)/.ready
 sweep: $(READY)
 	@$(BIN)/flce-tune sweep --preset demo --train-step
 
-test: lint
+test: lint $(VENV)/transformers-4
 	$(BIN)/pytest -n 2
 
 lint: $(READY)
@@ -26,6 +26,11 @@ setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt scripts/setup
 	@scripts/setup $(VENV) $(PYTHON)
+	@touch $@
+
+# the transformers before the current one, for the tests that run with both
+$(VENV)/transformers-4: $(READY) scripts/transformers-4
+	@scripts/transformers-4 $@
 	@touch $@
 
 clean:

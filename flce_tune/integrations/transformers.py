@@ -52,7 +52,11 @@ class _Patch:
 
 
 def apply(
-    model: Model, *, workspace_limit: int | None = None, accumulate: Accumulate = "fp32"
+    model: Model,
+    *,
+    workspace_limit: int | None = None,
+    accumulate: Accumulate = "fp32",
+    drop_ignored: bool = False,
 ) -> Model:
     """Let a causal language model compute its loss without storing the logits.
 
@@ -65,7 +69,7 @@ def apply(
         model: a transformers model with a language-model head, or PEFT's wrapper of one. Changed
             in place, to be undone by ``undo``. Call ``apply`` before wrapping it further
             (``torch.compile``, DDP, FSDP, accelerate), and before or after adding adapters.
-        workspace_limit, accumulate: as in ``linear_cross_entropy``.
+        workspace_limit, accumulate, drop_ignored: as in ``linear_cross_entropy``.
 
     Returns:
         The same model.
@@ -74,8 +78,12 @@ def apply(
         TypeError: not a transformers model.
         ValueError: a head that cannot be left to the loss; the message says which and why.
     """
-    options = {"workspace_limit": workspace_limit, "accumulate": accumulate}
-    inner = _language_model(model)
+    options = {
+        "workspace_limit": workspace_limit,
+        "accumulate": accumulate,
+        "drop_ignored": drop_ignored,
+    }
+    inner = language_model(model)
     if (patch := _patch_of(inner)) is None:
         parameters = [*inspect.signature(type(inner).forward).parameters][1:]
         position = parameters.index("labels") if "labels" in parameters else None
@@ -97,7 +105,7 @@ def undo(model: Model) -> Model:
     A wrapper put around the model since then keeps ours inside, which from now on only passes
     calls through.
     """
-    inner = _language_model(model)
+    inner = language_model(model)
     if (patch := _patch_of(inner)) is None:
         return model
     patch.active = False
@@ -112,11 +120,9 @@ def undo(model: Model) -> Model:
 
 
 @contextmanager
-def applied(
-    model: Model, *, workspace_limit: int | None = None, accumulate: Accumulate = "fp32"
-) -> Iterator[Model]:
-    """``apply`` for the length of a with-block."""
-    apply(model, workspace_limit=workspace_limit, accumulate=accumulate)
+def applied(model: Model, **options: Any) -> Iterator[Model]:
+    """``apply`` for the length of a with-block; the options are its own."""
+    apply(model, **options)
     try:
         yield model
     finally:
@@ -151,7 +157,7 @@ def causal_loss(
 # A model's parts ---------------------------------------------------------------------------------
 
 
-def _language_model(model: Any) -> Any:
+def language_model(model: Any) -> Any:
     """The transformers model itself, out of PEFT's wrapper."""
     from transformers import PreTrainedModel
 
@@ -255,10 +261,22 @@ def _linear_forward(self: Any, input: Tensor) -> Any:
     )
 
 
+def standing_in_for(original: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+    """``functools.wraps`` without ``__wrapped__``: accelerate unwraps along it, past us."""
+
+    def decorate(replacement: Any) -> Callable[..., Any]:
+        made: Callable[..., Any] = functools.update_wrapper(replacement, original)
+        del replacement.__wrapped__
+        replacement.__signature__ = inspect.signature(original)
+        return made
+
+    return decorate
+
+
 def _forward_for(kind: Any) -> Callable[..., Any]:
     """The forward of a model class, with its signature, which others inspect."""
 
-    @functools.wraps(kind.forward)
+    @standing_in_for(kind.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         patch: _Patch = self._flce_tune
         original = patch.previous or functools.partial(kind.forward, self)
