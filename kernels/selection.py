@@ -81,7 +81,9 @@ def run(
     config = _chooser.choose(problem, device, workspace_limit)
     try:
         return work(config)
-    except launch_errors() as error:
+    except Exception as error:
+        if not is_launch_error(error):
+            raise
         reason = f"{type(error).__name__}: {error}"
         replacement = _chooser.replace(config, problem, device, workspace_limit, reason)
         if replacement == config:
@@ -89,11 +91,14 @@ def run(
     return work(replacement)
 
 
-def launch_errors() -> tuple[type[Exception], ...]:
-    """The errors by which a kernel says that it cannot be compiled or launched here."""
+def is_launch_error(error: Exception) -> bool:
+    """Whether a kernel says with this error that it cannot be compiled or launched here."""
     try:
         from triton.compiler.errors import CompilationError
         from triton.runtime.errors import OutOfResources, PTXASError
     except ImportError:
-        return ()
-    return (CompilationError, OutOfResources, PTXASError)
+        return False
+    if isinstance(error, (CompilationError, OutOfResources, PTXASError)):
+        return True
+    # A failed pass of Triton's compiler has no class of its own.
+    return type(error) is RuntimeError and str(error).startswith("PassManager::run failed")
