@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Tile,
         cross_entropy,
         explain,
+        gathered_weight,
         linear_cross_entropy,
         linear_logprobs,
     )
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "cross_entropy",
     "explain",
+    "gathered_weight",
     "linear_cross_entropy",
     "linear_logprobs",
 ]

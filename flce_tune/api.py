@@ -17,6 +17,7 @@ from flce_tune.kernels.config import Config, Tile
 from flce_tune.kernels.given_logits import cross_entropy
 from flce_tune.kernels.module import LinearCrossEntropy
 from flce_tune.kernels.op import linear_cross_entropy, linear_logprobs
+from flce_tune.kernels.parallel.gathered import gathered_weight
 from flce_tune.kernels.problem import Device, Problem, describe_device
 from flce_tune.kernels.reduction import LossOutputs
 
@@ -28,6 +29,7 @@ __all__ = [
     "Tile",
     "cross_entropy",
     "explain",
+    "gathered_weight",
     "linear_cross_entropy",
     "linear_logprobs",
 ]
@@ -39,6 +41,9 @@ class _DispatcherChooser:
     def choose(self, problem: Problem, device: Device, workspace_limit: int | None) -> Config:
         limit = _limit(workspace_limit)
         return default_dispatcher().choose(problem, device, workspace_limit=limit).config
+
+    def limit(self, workspace_limit: int | None) -> int | None:
+        return _limit(workspace_limit)
 
     def replace(
         self,

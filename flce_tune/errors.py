@@ -4,6 +4,7 @@
     ├── InvalidConfigError       (also ValueError)  a config that cannot run on problem and device
     ├── UnknownStrategyError     (also ValueError)  a strategy name nobody registered
     ├── TargetOutOfRangeError    (also IndexError)  a label outside [0, V) that is not ignore_index
+    ├── RankMismatchError        (also ValueError)  ranks of a process group that call differently
     ├── StoreError               the tuning database cannot be used
     │   ├── StoreUnavailableError    it cannot be opened, read or written
     │   ├── StoreCorruptError        it is not a database, or a damaged one
@@ -31,6 +32,10 @@ class UnknownStrategyError(FlceTuneError, ValueError):
 
 class TargetOutOfRangeError(FlceTuneError, IndexError):
     """A label outside [0, V) that is not ignore_index; the message names the label and V."""
+
+
+class RankMismatchError(FlceTuneError, ValueError):
+    """Ranks of a process group that make different calls; the message says what differs."""
 
 
 class StoreError(FlceTuneError):

@@ -28,8 +28,16 @@ def check_tensors(
     bias: Tensor | None,
     class_weight: Tensor | None,
     token_weight: Tensor | None,
+    *,
+    split: bool = False,
+    empty: bool = False,
+    ranks: int = 1,
 ) -> None:
     """Check types, shapes, dtypes and devices.
+
+    ``split``: weight holds some of the classes; how many there are, and so what class_weight must
+    look like, is not known yet. ``empty``: weight may have no rows. ``ranks``: into how many parts
+    x's first dimension is cut, of which x is one.
 
     Raises:
         TypeError: not a tensor, or a dtype that is not accepted.
@@ -43,16 +51,19 @@ def check_tensors(
         hint = _unmaterialised(weight)
         raise ValueError(f"weight must be [V, D], got shape {tuple(weight.shape)}{hint}")
     vocab, hidden = weight.shape
-    if weight.numel() == 0:
+    if weight.numel() == 0 and not (empty and hidden):
         raise ValueError(f"weight is empty, shape {tuple(weight.shape)}{_unmaterialised(weight)}")
     if x.dim() < 1 or x.shape[-1] != hidden:
         raise ValueError(
             f"x must be [..., D] with D = {hidden} as in weight {tuple(weight.shape)}, "
             f"got {tuple(x.shape)}"
         )
-    _require_shape("target", target, tuple(x.shape[:-1]), "x without its last dimension")
+    tokens = tuple(x.shape[:-1])
+    if ranks > 1:
+        tokens = (tokens[0] * ranks, *tokens[1:])
+    _require_shape("target", target, tokens, "x without its last dimension, of all ranks")
     _require_shape("bias", bias, (vocab,), "[V]")
-    _check_weights(target, vocab, class_weight, token_weight)
+    _check_weights(target, None if split else vocab, class_weight, token_weight)
 
 
 def check_logits(
@@ -60,8 +71,12 @@ def check_logits(
     target: Tensor,
     class_weight: Tensor | None,
     token_weight: Tensor | None,
+    *,
+    split: bool = False,
 ) -> None:
     """Check types, shapes, dtypes and devices of given logits and what belongs to them.
+
+    ``split``: they are the logits of some of the classes, perhaps none, as in ``check_tensors``.
 
     Raises:
         TypeError: not a tensor, or a dtype that is not accepted.
@@ -71,18 +86,28 @@ def check_logits(
         {"logits": logits, "target": target},
         {"class_weight": class_weight, "token_weight": token_weight},
     )
-    if logits.dim() < 1 or logits.shape[-1] == 0:
+    if logits.dim() < 1 or (logits.shape[-1] == 0 and not split):
         raise ValueError(f"logits must be [..., V] with V > 0, got {tuple(logits.shape)}")
     _require_shape(
         "target", target, tuple(logits.shape[:-1]), "logits without their last dimension"
     )
-    _check_weights(target, logits.shape[-1], class_weight, token_weight)
+    _check_weights(target, None if split else logits.shape[-1], class_weight, token_weight)
+
+
+def check_class_weight(class_weight: Tensor | None, vocab: int) -> None:
+    """Check that there is one weight for each class.
+
+    Raises:
+        ValueError: there is not.
+    """
+    _require_shape("class_weight", class_weight, (vocab,), "[V]")
 
 
 def _check_weights(
-    target: Tensor, vocab: int, class_weight: Tensor | None, token_weight: Tensor | None
+    target: Tensor, vocab: int | None, class_weight: Tensor | None, token_weight: Tensor | None
 ) -> None:
-    _require_shape("class_weight", class_weight, (vocab,), "[V]")
+    if vocab is not None:
+        check_class_weight(class_weight, vocab)
     _require_shape("token_weight", token_weight, tuple(target.shape), "target's shape")
     if class_weight is not None and class_weight.requires_grad:
         raise ValueError("class_weight must not require grad: its gradient is not computed")
@@ -95,7 +120,7 @@ def _check_each(required: dict[str, Tensor], optional: dict[str, Tensor | None])
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
-        if hasattr(tensor, "full_tensor"):  # a DTensor, known without importing torch.distributed
+        if is_distributed(tensor):
             raise TypeError(f"{name} must hold all of its rows, got a DTensor: pass the result of "
                             f"{name}.full_tensor(), gathered before the call")  # fmt: skip
         if tensor.device != like.device:
@@ -108,6 +133,24 @@ def _check_each(required: dict[str, Tensor], optional: dict[str, Tensor | None])
         elif tensor.dtype not in DTYPE_NAMES:
             raise TypeError(f"{name} must be one of {sorted(DTYPE_NAMES.values())}, "
                             f"got {tensor.dtype}")  # fmt: skip
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, known without importing torch.distributed."""
+    return hasattr(tensor, "full_tensor")
+
+
+def check_unsplit(vocab_range: tuple[int, int] | None, *, sequence_parallel: bool) -> None:
+    """Refuse what says how a problem is split where it is not.
+
+    Raises:
+        ValueError: one of the two is given.
+    """
+    if vocab_range is not None or sequence_parallel:
+        raise ValueError(
+            f"vocab_range and sequence_parallel go with process_group, got {vocab_range} and "
+            f"{sequence_parallel} without one"
+        )
 
 
 def _require_shape(name: str, tensor: Tensor | None, shape: tuple[int, ...], rule: str) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from flce_tune.kernels.arguments import check_logits, check_loss, direct
+from flce_tune.kernels.arguments import check_logits, check_loss, check_unsplit, direct
 from flce_tune.kernels.given_rows import EagerGivenRowLoss, given_row_loss
 from flce_tune.kernels.reduction import LossOutputs, Reduction
 from flce_tune.kernels.values import LossSpec
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def cross_entropy(
@@ -33,6 +36,8 @@ def cross_entropy(
     return_lse: bool = False,
     check_targets: bool = False,
     in_place: bool = False,
+    process_group: ProcessGroup | None = None,
+    vocab_range: tuple[int, int] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor] | LossOutputs:
     """``F.cross_entropy(logits, target)`` in one pass forward and one backward.
 
@@ -49,6 +54,10 @@ def cross_entropy(
             [N, V] tensor exists. Their values are lost then; a backward that still needs them
             raises autograd's error. Where the graph is retained, saved tensors are hooked
             (checkpointing, offloading) or torch.compile plans the memory, it has no effect.
+        process_group: the classes are split over its ranks: logits are this rank's columns, all
+            else is the same on every rank. Their gradient is local; the loss is not.
+        vocab_range: this rank's classes (start, stop), in the first columns of logits; further
+            columns are padding. None: the columns of all ranks, one after the other.
 
     Returns:
         The loss, float32 (float64 for float64 logits): a scalar, or target's shape for "none".
@@ -60,8 +69,18 @@ def cross_entropy(
             ``in_place`` may not overwrite: a leaf or its view, overlapping or copied rows.
         TargetOutOfRangeError: (an IndexError) a label outside [0, V), on a CPU or with
             ``check_targets``; on a GPU NaN loss and gradients, without a synchronisation.
+        RankMismatchError: (a ValueError) the ranks of ``process_group`` make different calls.
     """
     loss = LossSpec(ignore_index, float(label_smoothing), softcap, logit_scale, float(z_loss))
+    if process_group is not None:
+        from flce_tune.kernels.parallel import logits as split
+
+        return split.cross_entropy(
+            logits, target, class_weight, token_weight, loss, reduction, divisor, outputs,
+            shift=shift, return_lse=return_lse, check_targets=check_targets, in_place=in_place,
+            process_group=process_group, vocab_range=vocab_range,
+        )  # fmt: skip
+    check_unsplit(vocab_range, sequence_parallel=False)
     check_logits(logits, target, class_weight, token_weight)
     check_loss(loss, reduction, "fp32", outputs)
     asked = Reduction.of_call(
@@ -75,7 +94,7 @@ def cross_entropy(
     )  # fmt: skip
     if direct(logits):
         if in_place:
-            _check_in_place(logits, rows)
+            check_in_place(logits, rows)
         run: Callable[..., Any] = functools.partial(EagerGivenRowLoss.apply, in_place)
     else:
         run = given_row_loss
@@ -83,7 +102,7 @@ def cross_entropy(
     return asked.of_rows(token_loss, lse, entropy, prediction, return_lse=return_lse)
 
 
-def _check_in_place(
+def check_in_place(
     logits: Tensor,
     rows: Tensor,  # [N, V], logits flattened
 ) -> None:

@@ -57,7 +57,7 @@ def compute(
             check_target_range(target, logits.shape[1], ignore_index)
         given = prepare_logits(logits, target, class_weight)
         backend = backend_of(logits)
-        parts = [given.rows(rows) for rows in _steps(logits)]
+        parts = [given.rows(rows) for rows in row_steps(logits)]
         statistics = concatenate([backend.statistics(p.raw, p, loss, wanted) for p in parts])
         return (
             losses.row_losses(given, statistics, loss),
@@ -69,7 +69,7 @@ def compute(
         )
 
 
-def _steps(logits: Tensor) -> Iterator[slice]:
+def row_steps(logits: Tensor) -> Iterator[slice]:
     """Rows to work on at a time: all, or few where plain torch holds an image of them."""
     n, vocab = logits.shape
     if has_kernels(logits):
@@ -145,7 +145,7 @@ def _write_gradient(
         upstream = torch.zeros_like(lse) if grad_loss is None else grad_loss.to(lse.dtype)
         row_weight = torch.where(given.target == loss.ignore_index, 0.0, upstream)
         coefficients = losses.coefficients(given, statistics, row_weight, loss, grad_lse)
-        for rows in _steps(out):
+        for rows in row_steps(out):
             part = given.rows(rows)
             stats = Statistics(lse[rows], statistics.lse_low[rows], statistics.target_logit[rows])
             backend_of(out).gradient(
@@ -205,7 +205,7 @@ class EagerGivenRowLoss(torch.autograd.Function):
         output = compute(*arguments)
         ctx.set_materialize_grads(False)
         _setup_context(ctx, arguments, output)
-        ctx.in_place = in_place and not _saved_tensors_are_packed()
+        ctx.in_place = in_place and not saved_tensors_are_packed()
         return output
 
     @staticmethod
@@ -224,7 +224,7 @@ class EagerGivenRowLoss(torch.autograd.Function):
         return (None, out, *(None,) * 10)
 
 
-def _saved_tensors_are_packed() -> bool:
+def saved_tensors_are_packed() -> bool:
     """Whether hooks replace what autograd saves; it does not watch the versions of those then."""
     probe = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return True if probe is None else probe(False) is not None

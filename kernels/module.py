@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -13,6 +13,9 @@ from flce_tune.kernels.op import linear_cross_entropy
 from flce_tune.kernels.problem import Accumulate
 from flce_tune.kernels.reduction import LossOutputs
 from flce_tune.kernels.values import LossSpec
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class LinearCrossEntropy(nn.Module):
@@ -43,6 +46,9 @@ class LinearCrossEntropy(nn.Module):
         workspace_limit: int | None = None,
         config: Config | None = None,
         drop_ignored: bool = False,
+        process_group: ProcessGroup | None = None,
+        vocab_range: tuple[int, int] | None = None,
+        sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
         loss = LossSpec(ignore_index, label_smoothing, softcap, logit_scale, z_loss)
@@ -63,6 +69,9 @@ class LinearCrossEntropy(nn.Module):
             "workspace_limit": workspace_limit,
             "config": config,
             "drop_ignored": drop_ignored,
+            "process_group": process_group,
+            "vocab_range": vocab_range,
+            "sequence_parallel": sequence_parallel,
         }
 
     def forward(

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from flce_tune.kernels.arguments import check_grad_weight_out, check_loss, check_tensors
+from flce_tune.kernels.arguments import (
+    check_grad_weight_out,
+    check_loss,
+    check_tensors,
+    check_unsplit,
+    is_distributed,
+)
 from flce_tune.kernels.call import Call
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.counted import counted_rows
 from flce_tune.kernels.problem import Accumulate
 from flce_tune.kernels.reduction import LossOutputs, Reduction
 from flce_tune.kernels.values import LossSpec
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def linear_cross_entropy(
@@ -40,6 +50,9 @@ def linear_cross_entropy(
     grad_weight_out: Tensor | None = None,  # [V, D]
     drop_ignored: bool = False,
     max_counted: int | None = None,
+    process_group: ProcessGroup | None = None,
+    vocab_range: tuple[int, int] | None = None,
+    sequence_parallel: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor] | LossOutputs:
     """``F.cross_entropy(F.linear(x, weight, bias), target)`` without storing the logits.
 
@@ -79,6 +92,13 @@ def linear_cross_entropy(
             counted ones need. Counting these is a host synchronisation.
         max_counted: with ``drop_ignored``, how many tokens count at most, to do without the
             synchronisation; a number that is too small gives NaN, never a wrong value.
+        process_group: the classes are split over its ranks: weight, bias and grad_weight_out
+            are this rank's rows, x, target and the rest are the same on every rank, and so are
+            the loss and x's gradient. A DTensor weight with ``Shard(0)`` says this by itself.
+        vocab_range: this rank's classes (start, stop), in the first rows of weight; further rows
+            are padding. None: the rows of all ranks, one after the other.
+        sequence_parallel: x is this rank's equal part of the first dimension: gathered before,
+            its gradient reduce-scattered after; target and token_weight are of all tokens.
 
     Returns:
         The loss, float32 (float64 for float64 inputs): a scalar, or target's shape for "none".
@@ -89,8 +109,27 @@ def linear_cross_entropy(
         ValueError: a shape, device, option or combination that is not accepted.
         TargetOutOfRangeError: (an IndexError) see ``target``.
         InvalidConfigError: ``config`` cannot run on this problem and device.
+        RankMismatchError: (a ValueError) the ranks of ``process_group`` make different calls.
     """
     loss = LossSpec(ignore_index, float(label_smoothing), softcap, logit_scale, float(z_loss))
+    if is_distributed(weight):
+        from flce_tune.kernels.parallel.weights import local_part
+
+        weight, bias, process_group, vocab_range = local_part(
+            weight, bias, process_group, vocab_range
+        )
+    if process_group is not None:
+        from flce_tune.kernels.parallel import linear as split
+
+        return split.linear_cross_entropy(
+            split.LinearCall(
+                x, weight, target, bias, class_weight, token_weight, loss, reduction, divisor,
+                tuple(outputs), shift, return_lse, check_targets, accumulate, workspace_limit,
+                config, grad_weight_out, drop_ignored, max_counted,
+            ),
+            split.Split(process_group, vocab_range, sequence_parallel),
+        )  # fmt: skip
+    check_unsplit(vocab_range, sequence_parallel=sequence_parallel)
     check_tensors(x, weight, target, bias, class_weight, token_weight)
     check_loss(loss, reduction, accumulate, outputs)
     if grad_weight_out is not None:
@@ -128,6 +167,9 @@ def linear_logprobs(
     config: Config | None = None,
     drop_ignored: bool = False,
     max_counted: int | None = None,
+    process_group: ProcessGroup | None = None,
+    vocab_range: tuple[int, int] | None = None,
+    sequence_parallel: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each label, and entropy of each distribution, both differentiable.
 
@@ -136,7 +178,8 @@ def linear_logprobs(
 
     Args:
         x, weight, target, bias, softcap, accumulate, workspace_limit, config, drop_ignored,
-            max_counted: as in ``linear_cross_entropy``.
+            max_counted, process_group, vocab_range, sequence_parallel: as in
+            ``linear_cross_entropy``.
         temperature: divides the logits; positive.
         ignore_index: labels whose log-probability is 0 without a gradient.
         entropy: whether to return the entropy, in nats; ignored tokens have one too, unless they
@@ -146,15 +189,35 @@ def linear_logprobs(
         (logprobs, entropy or None), float32, of target's shape.
 
     Raises:
-        TypeError, ValueError, TargetOutOfRangeError: as ``linear_cross_entropy``.
+        TypeError, ValueError, TargetOutOfRangeError, RankMismatchError: as
+            ``linear_cross_entropy``.
     """
     if not temperature > 0.0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     loss = LossSpec(ignore_index, softcap=softcap, logit_scale=1.0 / temperature)
+    outputs = ("entropy",) if entropy else ()
+    if is_distributed(weight):
+        from flce_tune.kernels.parallel.weights import local_part
+
+        weight, bias, process_group, vocab_range = local_part(
+            weight, bias, process_group, vocab_range
+        )
+    if process_group is not None:
+        from flce_tune.kernels.parallel import linear as split
+
+        rows, _, entropies, _ = split.token_losses(
+            split.LinearCall(
+                x, weight, target, bias, None, None, loss, "none", None, outputs, False, False,
+                False, accumulate, workspace_limit, config, None, drop_ignored, max_counted,
+            ),
+            split.Split(process_group, vocab_range, sequence_parallel),
+        )  # fmt: skip
+        return -rows.view(target.shape), entropies.view(target.shape) if entropy else None
+    check_unsplit(vocab_range, sequence_parallel=sequence_parallel)
     check_tensors(x, weight, target, bias, None, None)
     check_loss(loss, "none", accumulate, ())
     asked = Reduction.of_call(
-        x, target, None, None, loss, "none", None, ("entropy",) if entropy else (),
+        x, target, None, None, loss, "none", None, outputs,
         return_lse=False, shift=False,
     )  # fmt: skip
     kept = counted_rows(

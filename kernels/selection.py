@@ -31,6 +31,9 @@ class Chooser(Protocol):
     ) -> Config:
         """Report a config that failed to run here; choose another."""
 
+    def limit(self, workspace_limit: int | None) -> int | None:
+        """The call's own limit, or the process's; None: there is none."""
+
 
 class AnalyticChooser:
     """The analytic default for everything."""
@@ -52,6 +55,10 @@ class AnalyticChooser:
                       RuntimeWarning, stacklevel=2)  # fmt: skip
         return strategies.default(problem, device, workspace_limit)
 
+    def limit(self, workspace_limit: int | None) -> int | None:
+        """The call's own limit."""
+        return workspace_limit
+
 
 _chooser: Chooser = AnalyticChooser()
 
@@ -60,6 +67,16 @@ def use(chooser: Chooser) -> None:
     """Install the process's chooser."""
     global _chooser
     _chooser = chooser
+
+
+def choose(problem: Problem, device: Device, workspace_limit: int | None) -> Config:
+    """Ask the process's chooser."""
+    return _chooser.choose(problem, device, workspace_limit)
+
+
+def limit(workspace_limit: int | None) -> int | None:
+    """The limit that holds for a call: its own, or the process's."""
+    return _chooser.limit(workspace_limit)
 
 
 def run(
@@ -78,7 +95,7 @@ def run(
         config = Config.from_dict(json.loads(explicit))
         strategies.require(config, problem, device)
         return work(config)
-    config = _chooser.choose(problem, device, workspace_limit)
+    config = choose(problem, device, workspace_limit)
     try:
         return work(config)
     except Exception as error:

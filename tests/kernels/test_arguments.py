@@ -96,8 +96,9 @@ def test_bug_029_a_distributed_tensor_is_refused(tmp_path):
     )
     try:
         mesh = init_device_mesh("cpu", (1,))
-        sharded = distribute_tensor(W, mesh, [Shard(0)])
-        refuse(TypeError, "weight", "DTensor", "full_tensor", weight=sharded)
+        sharded = distribute_tensor(W, mesh, [Shard(1)])
+        refuse(TypeError, "x", "DTensor", "full_tensor", x=distribute_tensor(X, mesh, [Shard(0)]))
+        refuse(ValueError, "weight", "Shard(0)", "full_tensor", weight=sharded)
     finally:
         dist.destroy_process_group()
 

@@ -1,0 +1,43 @@
+"""The hidden states and their gradient between ranks: gathered, summed, scattered."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+from flce_tune.kernels.parallel.collectives import gathered, start_scattered_sum, start_sum
+from flce_tune.kernels.parallel.shard import Shard
+
+
+def all_tokens(shard: Shard, x: Tensor, *, sequence_parallel: bool) -> Tensor:
+    """x of all tokens; under sequence parallelism each rank has one part of them, in order."""
+    if not sequence_parallel:
+        return x
+    return gathered(shard.group, x).flatten(0, 1)
+
+
+class GradientSum:
+    """dX summed over the ranks, while the caller goes on with dW.
+
+    All-reduced part by part as the parts are ready; reduce-scattered when all of them are.
+    """
+
+    def __init__(self, shard: Shard, dx: Tensor, *, sequence_parallel: bool) -> None:
+        self._shard, self._dx, self._scatter = shard, dx, sequence_parallel
+        self._result = dx
+        self._work: list[dist.Work] = []
+
+    def ready(self, rows: slice) -> None:
+        """Send this rank's part of some rows' gradient; rows come in order."""
+        if not self._scatter:
+            self._work.append(start_sum(self._shard.group, self._dx[rows]))
+        elif rows.stop == len(self._dx):
+            n, hidden = self._dx.shape
+            self._result = self._dx.new_empty(n // self._shard.size, hidden)
+            self._work.append(start_scattered_sum(self._shard.group, self._dx, self._result))
+
+    def result(self) -> Tensor:
+        """The sum of what all ranks sent; a GPU waits, its host does not."""
+        for work in self._work:
+            work.wait()
+        return self._result
