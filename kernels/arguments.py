@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flce_tune.errors import TargetOutOfRangeError
 from flce_tune.kernels import loss as losses
+from flce_tune.kernels.backends import on_device
 from flce_tune.kernels.limits import ALIGNMENT
 from flce_tune.kernels.loss import statistics_dtype
 from flce_tune.kernels.problem import DTYPE_NAMES, FEATURES, Accumulate, Mode, Problem
@@ -244,14 +245,16 @@ def compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
 
 
 @contextlib.contextmanager
-def launching_on(device: torch.device) -> Iterator[None]:
+def _launching_on(device: torch.device) -> Iterator[None]:
+    with torch.autocast(device.type, enabled=False), on_device(device):
+        yield
+
+
+def launching_on(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Launch on the tensors' device, in the dtypes chosen: no autocast, and the device current."""
-    with torch.autocast(device.type, enabled=False):
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                yield
-        else:
-            yield
+    if torch.is_autocast_enabled(device.type):
+        return _launching_on(device)
+    return on_device(device)
 
 
 def direct(*tensors: Tensor) -> bool:

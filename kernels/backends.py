@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 from collections.abc import Iterator
@@ -77,6 +78,16 @@ def backend_of(tensor: Tensor) -> Backend:
     from flce_tune.kernels import torch_backend
 
     return torch_backend
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Make a device the current one, to launch kernels on its tensors."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return _NOTHING
+    return torch.cuda.device(device)
 
 
 def even_parts(total: int, largest: int, multiple: int = 1) -> Iterator[slice]:

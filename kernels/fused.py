@@ -192,10 +192,11 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
     if need_dw and ctx.grad_weight_out is not None:
         add_scaled_(ctx.grad_weight_out, saved[1], factor)
         need_dw = False
-    dx, dw, db = (
-        scaled(tensor, factor, ctx.dtype) if needed else None
-        for tensor, needed in zip(saved, (need_dx, need_dw, need_db), strict=True)
+    needs = (need_dx, need_dw, need_db)
+    results = iter(
+        scaled([s for s, need in zip(saved, needs, strict=True) if need], factor, ctx.dtype)
     )
+    dx, dw, db = (next(results) if need else None for need in needs)
     return (dx, dw, None, db, *nothing)
 
 

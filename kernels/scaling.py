@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from flce_tune.kernels.backends import has_kernels
+from flce_tune.kernels.backends import has_kernels, on_device
 
 
 class _Scale(torch.autograd.Function):
@@ -27,26 +29,28 @@ class _Scale(torch.autograd.Function):
 
 
 def scaled(
-    tensor: Tensor,  # a saved gradient
+    tensors: Sequence[Tensor],  # saved gradients
     factor: Tensor,  # scalar
     dtype: torch.dtype,
-) -> Tensor:
-    """tensor·factor in ``dtype``; the tensor itself, overwritten, when its graph is used up."""
+) -> list[Tensor]:
+    """Each times factor, in ``dtype``; the tensors themselves where their graph is used up."""
     if torch.is_grad_enabled():  # create_graph=True: the result must say that it cannot follow
         linked = factor if factor.requires_grad else factor.detach().requires_grad_()
-        return _Scale.apply(tensor, linked, dtype)  # type: ignore[no-any-return, no-untyped-call]
-    if type(tensor) is not Tensor:  # somebody traces: a plain product is what can be compiled
-        return (tensor.to(factor.dtype) * factor).to(dtype)
-    if tensor.dtype != dtype or graph_is_kept():
-        return _product(tensor, factor, dtype)
-    if has_kernels(tensor):
+        return [_Scale.apply(tensor, linked, dtype) for tensor in tensors]  # type: ignore[no-untyped-call]
+    if any(type(tensor) is not Tensor for tensor in tensors):
+        # somebody traces: a plain product is what can be compiled
+        return [(tensor.to(factor.dtype) * factor).to(dtype) for tensor in tensors]
+    if any(tensor.dtype != dtype for tensor in tensors) or graph_is_kept():
+        return [_product(tensor, factor, dtype) for tensor in tensors]
+    if tensors and has_kernels(tensors[0]):
         from flce_tune.kernels.triton.scale import scale_unless_one
 
-        with torch.cuda.device(tensor.device):
-            scale_unless_one(tensor, factor)
+        with on_device(tensors[0].device):
+            scale_unless_one(tensors, factor)
     else:
-        tensor.mul_(factor)
-    return tensor
+        for tensor in tensors:
+            tensor.mul_(factor)
+    return list(tensors)
 
 
 def add_scaled_(
@@ -61,7 +65,7 @@ def add_scaled_(
         elif has_kernels(tensor):
             from flce_tune.kernels.triton.scale import add_scaled
 
-            with torch.cuda.device(tensor.device):
+            with on_device(tensor.device):
                 add_scaled(out, tensor, factor)
             torch.autograd.graph.increment_version(out)
         elif tensor.device.type == "cpu":
@@ -74,7 +78,7 @@ def _product(tensor: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     if has_kernels(tensor):
         from flce_tune.kernels.triton.scale import scale_to
 
-        with torch.cuda.device(tensor.device):
+        with on_device(tensor.device):
             return scale_to(tensor, factor, dtype)
     return (tensor * factor).to(dtype)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -13,6 +12,16 @@ from flce_tune.kernels.config import Tile
 from flce_tune.kernels.limits import programs_per_sm
 from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.values import Coefficients, Labels, LossSpec, Statistics, Wanted
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up. Triton's own takes microseconds, as kernels may call it too."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of 2 that is n or more."""
+    return 1 << (n - 1).bit_length()
 
 
 def descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
@@ -77,6 +86,6 @@ def tile_arguments(tile: Tile) -> dict[str, Any]:
 
 def logits_grid(tile: Tile, n: int, width: int, x: Tensor) -> tuple[int]:
     """As many persistent programs as fit the GPU, or tiles if there are fewer."""
-    tiles = triton.cdiv(n, tile.n_block) * triton.cdiv(width, tile.v_block)
+    tiles = cdiv(n, tile.n_block) * cdiv(width, tile.v_block)
     device = describe_device(x.device)
     return (min(tiles, device.sm_count * programs_per_sm(tile, x.element_size(), device)),)

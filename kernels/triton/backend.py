@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from flce_tune.kernels.config import Tile
@@ -11,11 +10,13 @@ from flce_tune.kernels.torch_backend import raw_logits
 from flce_tune.kernels.triton import labels, rows
 from flce_tune.kernels.triton import logits as logits_gemm
 from flce_tune.kernels.triton.arguments import (
+    cdiv,
     descriptor,
     empty_statistics,
     gradient_flags,
     logits_grid,
     loss_scalars,
+    next_power_of_2,
     statistics_flags,
     tile_arguments,
 )
@@ -74,7 +75,7 @@ def statistics(
         vocab,
         *loss_scalars(loss),
         **statistics_flags(labels, loss, wanted),
-        BLOCK=min(STATISTICS_BLOCK, triton.next_power_of_2(vocab)),
+        BLOCK=min(STATISTICS_BLOCK, next_power_of_2(vocab)),
         num_warps=STATISTICS_WARPS,
     )
     return result
@@ -91,8 +92,8 @@ def gradient(
 ) -> None:
     """Turn raw logits into their gradient."""
     n, width = raw.shape
-    block = min(GRADIENT_BLOCK, triton.next_power_of_2(width))
-    rows.gradient_kernel[(n, triton.cdiv(width, block))](
+    block = min(GRADIENT_BLOCK, next_power_of_2(width))
+    rows.gradient_kernel[(n, cdiv(width, block))](
         raw,
         raw.stride(0),
         out,
@@ -184,7 +185,7 @@ def target_gradients(
     Recomputed logits may round differently, and p - 1 has no digits to spare where p is near 1.
     """
     n, width = out.shape
-    labels.target_gradient_kernel[(triton.cdiv(n, PICK_ROWS),)](
+    labels.target_gradient_kernel[(cdiv(n, PICK_ROWS),)](
         out,
         out.stride(0),
         inputs.target,
@@ -209,7 +210,7 @@ def _tiled_logits(
 ) -> Statistics:
     n, hidden = inputs.x.shape
     vocab = inputs.weight.shape[0]
-    tiles = triton.cdiv(vocab, tile.v_block)
+    tiles = cdiv(vocab, tile.v_block)
     result = empty_statistics(n, inputs.x.device, loss, wanted)
 
     def per_tile(needed: bool, dtype: torch.dtype = torch.float32) -> Tensor | None:
@@ -242,7 +243,7 @@ def _tiled_logits(
         **flags,
     )
     row_block = 16
-    rows.merge_kernel[(triton.cdiv(n, row_block),)](
+    rows.merge_kernel[(cdiv(n, row_block),)](
         tile_max,
         tile_total,
         tile_sum,
@@ -271,7 +272,7 @@ def _target_logits(inputs: Inputs, loss: LossSpec, stored: Tensor | None, into: 
     vocab = inputs.weight.shape[0]
     has_softcap = loss.softcap is not None
     if stored is not None:
-        labels.stored_target_logit_kernel[(triton.cdiv(n, PICK_ROWS),)](
+        labels.stored_target_logit_kernel[(cdiv(n, PICK_ROWS),)](
             stored,
             stored.stride(0),
             inputs.target,
@@ -296,6 +297,6 @@ def _target_logits(inputs: Inputs, loss: LossSpec, stored: Tensor | None, into: 
         *loss_scalars(loss),
         HAS_BIAS=inputs.bias is not None,
         HAS_SOFTCAP=has_softcap,
-        BLOCK=min(1024, triton.next_power_of_2(hidden)),
+        BLOCK=min(1024, next_power_of_2(hidden)),
         num_warps=4,
     )

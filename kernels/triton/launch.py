@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from flce_tune.kernels.config import Accumulator, Tile
@@ -12,6 +11,7 @@ from flce_tune.kernels.loss import weight_total
 from flce_tune.kernels.numerators import Blocks
 from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.triton.arguments import (
+    cdiv,
     descriptor,
     empty_statistics,
     loss_scalars,
@@ -82,7 +82,7 @@ def _launch_product(
     }[contraction]
     device = describe_device(b.device)
     programs = device.sm_count * programs_per_sm(tile, b.element_size(), device, contraction)
-    tiles = triton.cdiv(m, m_block) * triton.cdiv(n, tile.d_block)
+    tiles = cdiv(m, m_block) * cdiv(n, tile.d_block)
     product_kernel[(min(tiles, programs),)](
         descriptor(stored, [k_block, m_block] if transposed else [m_block, k_block]),
         descriptor(b, [k_block, tile.d_block]),

@@ -8,34 +8,61 @@ the tensor's dtype first. Bytes: one read and one write, or none; adding reads o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from flce_tune.kernels.triton.arguments import cdiv
 
 BLOCK = 4096
 MOST_PROGRAMS = 2048
 
 
 @triton.jit
-def scale_kernel(
+def scale_span(from_ptr, to_ptr, total, factor, BLOCK: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    while start < total:
+        places = start + tl.arange(0, BLOCK)
+        value = tl.load(from_ptr + places, mask=places < total)
+        value = (value.to(tl.float32) * factor).to(to_ptr.dtype.element_ty)
+        tl.store(to_ptr + places, value, mask=places < total)
+        start += step
+
+
+@triton.jit
+def scale_in_place_kernel(
+    factor_ptr,  # scalar
+    a_ptr,
+    a_total,
+    b_ptr,  # or None, as the next
+    b_total,
+    c_ptr,
+    c_total,
+    BLOCK: tl.constexpr,
+):
+    factor = tl.load(factor_ptr).to(tl.float32)
+    if factor != 1.0:
+        scale_span(a_ptr, a_ptr, a_total, factor, BLOCK)
+        if b_ptr is not None:
+            scale_span(b_ptr, b_ptr, b_total, factor, BLOCK)
+        if c_ptr is not None:
+            scale_span(c_ptr, c_ptr, c_total, factor, BLOCK)
+
+
+@triton.jit
+def scale_to_kernel(
     tensor_ptr,
     factor_ptr,  # scalar
     out_ptr,
     total,
-    IN_PLACE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     factor = tl.load(factor_ptr).to(tl.float32)
-    if factor != 1.0 or not IN_PLACE:
-        start = tl.program_id(0).to(tl.int64) * BLOCK
-        step = tl.num_programs(0).to(tl.int64) * BLOCK
-        while start < total:
-            places = start + tl.arange(0, BLOCK)
-            value = tl.load(tensor_ptr + places, mask=places < total)
-            value = (value.to(tl.float32) * factor).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + places, value, mask=places < total)
-            start += step
+    scale_span(tensor_ptr, out_ptr, total, factor, BLOCK)
 
 
 @triton.jit
@@ -56,11 +83,16 @@ def add_scaled_kernel(
 
 
 def scale_unless_one(
-    tensor: Tensor,  # contiguous, any shape
+    tensors: Sequence[Tensor],  # one to three, contiguous, any shapes
     factor: Tensor,  # scalar on the same device
 ) -> None:
-    """Multiply in place, without a host synchronisation."""
-    _launch(tensor, factor, tensor)
+    """Multiply all of them in place, in one launch, without a host synchronisation."""
+    arguments: list[Tensor | int | None] = []
+    for tensor in tensors:
+        arguments += (tensor, tensor.numel())
+    arguments += (None, 0) * (3 - len(tensors))
+    largest = max(tensor.numel() for tensor in tensors)
+    scale_in_place_kernel[(_programs(largest),)](factor, *arguments, BLOCK=BLOCK, num_warps=8)
 
 
 def scale_to(
@@ -70,7 +102,8 @@ def scale_to(
 ) -> Tensor:
     """Return the product, rounded once to ``dtype``."""
     out = torch.empty_like(tensor, dtype=dtype)
-    _launch(tensor, factor, out)
+    total = tensor.numel()
+    scale_to_kernel[(_programs(total),)](tensor, factor, out, total, BLOCK=BLOCK, num_warps=8)
     return out
 
 
@@ -81,14 +114,8 @@ def add_scaled(
 ) -> None:
     """Add the product in float32, rounded once to ``out``'s dtype."""
     total = tensor.numel()
-    add_scaled_kernel[(triton.cdiv(total, BLOCK),)](
-        out, tensor, factor, total, BLOCK=BLOCK, num_warps=8
-    )
+    add_scaled_kernel[(cdiv(total, BLOCK),)](out, tensor, factor, total, BLOCK=BLOCK, num_warps=8)
 
 
-def _launch(tensor: Tensor, factor: Tensor, out: Tensor) -> None:
-    total = tensor.numel()
-    programs = max(1, min(triton.cdiv(total, BLOCK), MOST_PROGRAMS))
-    scale_kernel[(programs,)](
-        tensor, factor, out, total, IN_PLACE=out is tensor, BLOCK=BLOCK, num_warps=8
-    )
+def _programs(total: int) -> int:
+    return max(1, min(cdiv(total, BLOCK), MOST_PROGRAMS))

@@ -149,11 +149,14 @@ def test_a_nan_logit_is_seen():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("factor", [1.0, 0.0, -2.5])
-def test_scaling_in_place(dtype, factor):
-    tensor = torch.randn(3, 1777).to(dtype)
-    expected = (tensor.float() * factor).to(dtype)
-    scale.scale_unless_one(tensor, torch.tensor(factor))
-    assert torch.equal(tensor, expected)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_scaling_in_place(dtype, factor, count):
+    sizes = [(3, 1777), (9000,), (17,)][:count]
+    tensors = [torch.randn(size).to(dtype) for size in sizes]
+    expected = [(tensor.float() * factor).to(dtype) for tensor in tensors]
+    scale.scale_unless_one(tensors, torch.tensor(factor))
+    for tensor, wanted in zip(tensors, expected, strict=True):
+        assert torch.equal(tensor, wanted)
 
 
 @pytest.mark.parametrize("tensor", [torch.bfloat16, torch.float16, torch.float32], ids=str)

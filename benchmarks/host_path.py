@@ -1,0 +1,125 @@
+#!/usr/bin/env python
+"""Time the op's Python on a machine without a GPU: the path of a GPU, with nothing launched.
+
+    python benchmarks/host_path.py
+    python benchmarks/host_path.py --profile
+
+The tensors are a CPU's; Triton compiles for a GPU that is not there and launches nothing, and the
+products do nothing. What is left is the host's part of a step, but for the driver's calls. Its
+other operators run on the CPU, where they take about as long as they take to be queued on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton.compiler.compiler
+from cases import Shape, make_inputs
+from comparison import forward_backward
+from implementations import plain_loss
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from flce_tune import linear_cross_entropy
+from flce_tune.kernels.problem import Device
+from flce_tune.kernels.triton import backend as triton_backend
+
+H200 = Device("cuda", "NVIDIA H200", (9, 0), 132, 232448, 150109880320)
+
+
+class NoGpu:
+    """Triton's view of a GPU that can be compiled for, and nothing else."""
+
+    utils = SimpleNamespace(get_device_properties=lambda _: {"max_shared_mem": 232448})
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def pretend() -> None:
+    """Take the GPU's path for CPU tensors, in this process, for good."""
+    driver.set_active(NoGpu())
+
+    def ready(kernel: Any) -> None:
+        kernel.module, kernel.function = object(), 1
+        kernel._run = lambda *_: None
+
+    triton.compiler.compiler.CompiledKernel._init_handles = ready
+    for module in [m for name, m in sys.modules.items() if name.startswith("flce_tune.kernels")]:
+        for name, value in (
+            ("has_kernels", lambda tensor: True),
+            ("backend_of", lambda tensor: triton_backend),
+            ("describe_device", lambda device: H200),
+            ("check_target_range", lambda *_: None),
+            ("raw_logits", lambda *_: None),
+            ("_library_product", lambda *_, **__: None),
+        ):
+            if hasattr(module, name):
+                setattr(module, name, value)
+
+
+def best_us(step: Callable[[], object], batches: int = 300, steps: int = 20) -> float:
+    """Least µs of this thread's time a step took, on average over a batch."""
+    step()
+    taken = []
+    for _ in range(batches):
+        begin = time.thread_time()
+        for _ in range(steps):
+            step()
+        taken.append((time.thread_time() - begin) / steps)
+    return 1e6 * min(taken)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", type=Shape.parse, default=Shape(256, 64, 512))
+    parser.add_argument("--profile", action="store_true", help="print Python's profile, too")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    cpu = torch.device("cpu")
+    inputs = make_inputs(arguments.shape, "flat", torch.bfloat16, cpu)
+    tiny = make_inputs(Shape(2, 4, 8), "flat", torch.float32, cpu)  # hardly anything to compute
+    plain = best_us(lambda: forward_backward(plain_loss, tiny))
+    pretend()
+
+    def loss(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        value = linear_cross_entropy(x, weight, target)
+        assert isinstance(value, Tensor), "only the loss was asked for"
+        return value
+
+    def step() -> None:
+        forward_backward(loss, inputs)
+
+    forward = best_us(lambda: loss(inputs.x, inputs.weight, inputs.target))
+    print(f"forward {forward:.0f} µs, forward and backward {best_us(step):.0f} µs of host time"
+          f" (plain PyTorch, a tiny one: {plain:.0f})")  # fmt: skip
+    if arguments.profile:
+        profile = cProfile.Profile()
+        profile.enable()
+        for _ in range(1000):
+            step()
+        profile.disable()
+        pstats.Stats(profile).sort_stats("tottime").print_stats(45)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
