@@ -1,0 +1,127 @@
+"""SIGKILL at random moments: the database stays sound, and the same sweep goes on from there."""
+
+import multiprocessing
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from flce_tune.dispatch.convert import config_of
+from flce_tune.sweep.events import SweepEvents, SweepOptions
+from flce_tune.sweep.sweep import sweep
+from flce_tune.tuning_db.records import canonical_config
+from flce_tune.tuning_db.store import Store
+
+FORK = multiprocessing.get_context("fork")
+KILLS = 12
+COMMAND_KILLS = 50
+COMMAND = (
+    "sweep --hidden 64 --vocab 4096 --tokens 64,128,256,512,1024,2048 --dtype float32 --device cpu"
+)
+
+
+class Telling(SweepEvents):
+    """Tells another process which measurements are stored, and takes its time."""
+
+    def __init__(self, pipe):
+        self.pipe = pipe
+
+    def on_measurement(self, measurement, done, total):
+        self.pipe.send(measurement.id)
+        time.sleep(0.005)
+
+
+def sweep_in_child(url, problem, cpu, make_bench, pipe):
+    with Store.open(url) as store:
+        options = SweepOptions(isolate=False)
+        sweep([problem], store, cpu, options, events=Telling(pipe), make_bench=make_bench)
+
+
+def told(pipe):
+    """The ids that came through before the other end went away."""
+    ids = []
+    try:
+        while True:
+            ids.append(pipe.recv())
+    except EOFError:
+        return ids
+
+
+def examine(path, before=frozenset()):
+    """Check a database whose writer was killed; returns its rows by id."""
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    connection.close()
+    with Store.open(f"sqlite:///{path}") as store:
+        rows = store.measurements()
+    stored = {(m.id, canonical_config(m.config)) for m in rows}
+    assert before <= stored, "a row was lost"
+    first = Counter((m.problem, config_of(m)) for m in rows if not m.samples_ms[1:])
+    assert set(first.values()) <= {1}, "a config was measured twice"
+    return stored
+
+
+def test_killed_again_and_again(planted, store, problem, cpu, tmp_path):
+    path = tmp_path / "tuning.sqlite3"
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    stored = frozenset()
+    for _ in range(KILLS):
+        ours, theirs = FORK.Pipe(duplex=False)
+        arguments = (store.url, problem, cpu, planted.Impatient, theirs)
+        child = FORK.Process(target=sweep_in_child, args=arguments, daemon=True)
+        child.start()
+        theirs.close()
+        time.sleep(chance.uniform(0.0, 0.4))
+        child.kill()
+        ids = told(ours)
+        child.join()
+        stored = examine(path, stored)
+        assert set(ids) <= {number for number, _ in stored}, "what was stored is lost"
+    report = sweep([problem], store, cpu, SweepOptions(isolate=False), make_bench=planted.Impatient)
+    assert report.problems[0].winners
+    examine(path, stored)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_the_command_killed_fifty_times(tmp_path: Path):
+    """The real thing, worker processes and all. About a quarter of an hour."""
+    path = tmp_path / "tuning.sqlite3"
+    command = [Path(sys.executable).with_name("flce-tune"), *COMMAND.split()]
+    environment = {**os.environ, "FLCE_TUNE_DB": str(path)}
+    chance = random.Random(7)
+    stored, stages = frozenset(), Counter()
+    for number in range(COMMAND_KILLS):
+        log = (tmp_path / f"{number}.log").open("w+")
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        time.sleep(chance.uniform(0.0, 20.0))
+        finished = process.poll() is not None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        log.seek(0)
+        text = log.read()
+        assert "Traceback" not in text
+        stages["finished" if finished else stage(text)] += 1
+        if path.exists() and path.stat().st_size:
+            stored = examine(path, stored)
+    killed_at = dict(stages)
+    print(f"killed at {killed_at}; {len(stored)} rows")
+    assert subprocess.run(command, env=environment, timeout=600).returncode == 0
+    last = examine(path, stored)
+    print(f"and {len(last) - len(stored)} more by the run that was left alone")
+
+
+def stage(text):
+    """How far a sweep had come by its own account."""
+    seen = [word for word in ("measuring", "racing", "final", "winner") if word in text]
+    return seen[-1] if seen else "starting"
