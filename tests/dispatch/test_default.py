@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import damage
 import pytest
 
 from flce_tune import pretuned
@@ -71,37 +72,25 @@ def test_a_missing_database_is_neither_created_nor_warned_about(
     assert not recwarn.list
 
 
-def zero_bytes(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def cut_off(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:100])
-
-
-def text_file(path: Path) -> None:
-    path.write_text("this is no database\n" * 100)
-
-
-def folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def lost_tables(path: Path) -> None:
-    import sqlite3
-
-    with sqlite3.connect(path) as connection:
-        connection.execute("DROP TABLE winner")
-    connection.close()
-
-
-@pytest.mark.parametrize("damage", [zero_bytes, cut_off, text_file, folder, lost_tables])
+@pytest.mark.parametrize(
+    "happen",
+    [
+        damage.zero_bytes,
+        damage.cut_off,
+        damage.cut_in_half,
+        damage.flipped_pages,
+        damage.text_file,
+        damage.folder,
+        damage.lost_tables,
+        damage.older_version,
+        damage.newer_version,
+    ],
+)
 def test_a_damaged_database_costs_one_warning_that_names_it(
-    tmp_path: Path, current, problem, h200, recwarn, damage
+    tmp_path: Path, current, problem, h200, recwarn, happen
 ):
     path = save(tmp_path / "tuning.sqlite3", current)
-    damage(path)
+    happen(path)
     before = path.read_bytes() if path.is_file() else None
     subject = opened(path)
     for tokens in (4096, 64):
