@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -199,8 +200,9 @@ class Comparison:
                     self.log(f"  time is up after {done} of {self.rounds} rounds")
                     return floor_samples, done
                 floor_samples.append(stopwatch.time(floor))
-                turn = done % max(len(runners), 1)  # nobody always follows the same neighbour
-                for contestant in runners[turn:] + runners[:turn]:
+                # whoever follows a hot neighbour finds a slower clock: no neighbours are kept
+                random.Random(done).shuffle(runners)
+                for contestant in runners:
                     self._time(contestant, inputs, stopwatch, deadline)
         finally:
             gc.enable()

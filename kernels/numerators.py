@@ -4,20 +4,21 @@ Where the loss is a weighted sum of -log p_y and lse² (no softcap, no smoothing
 gradient is A_i·p_i - B_i·[c = y_i]. With t = log2(e)·z the logits in bits and R_i a whole number
 near t_iy, let
 
-    E_ic = 2^(t_ic - R_i)            off the label
-    E_iy = Σ_c 2^(t_ic - R_i)·(p_iy - B_i / A_i)
-    f_i  = A_i / Σ_c 2^(t_ic - R_i)
+    E_ic = 2^(t_ic - R_i), 0 at the label,    f_i = A_i / Σ_c 2^(t_ic - R_i)
 
-Then G_ic = f_i·E_ic, and f is applied to rows: of dX in the epilogue of E·W, of x before Eᵀ·(f·x).
-The GEMM that makes the logits needs the exponentials for the lse anyway and stores them instead,
-so the pass over all logits that other strategies make (2 bytes read, 2 written each) falls away.
+Then G_ic = f_i·E_ic off the label, and f is applied to rows: of dX after E·W, of x before
+Eᵀ·(f·x). The label's entry G_iy joins both products by itself. The GEMM that makes the logits needs
+the exponentials for the lse anyway and stores them instead, so the pass over all logits that other
+strategies make (2 bytes read, 2 written each) falls away.
 
 Numerics: R comes from the label's logit, computed first. No row's largest exponent is below it, so
 nothing that counts underflows; a tile whose maximum is above R + HEADROOM (or whose row has no
 label to go by) takes its own maximum and is brought to the row's R afterwards, exactly, as both
 are whole powers of two. E has the relative rounding error of its dtype, as G would; bfloat16
-logits have an absolute one in the exponent, which is larger. f·x is rounded once more: together
-no more than plain torch's two roundings. float16 has no exponents to spare and is not supported.
+logits have an absolute one in the exponent, which is larger. f·x is rounded once more, but not for
+the label, whose share of dW is the largest by far: G_iy is rounded as plain torch rounds it, and
+multiplies x itself. float16 has no exponents to spare and is not supported. Plain torch, which has
+no product to add the labels to, keeps G_iy / f_i in E at the label instead.
 
 This file holds the storage and the algebra; the primitives are in ``torch_numerators`` (plain
 torch, the reference) and ``triton/numerators``.
@@ -115,7 +116,41 @@ class Factors:
     """What makes G of E, each [n]."""
 
     row: Tensor  # f
-    label: Tensor  # E_iy
+    label: Tensor  # G_iy; 0 where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A sparse matrix with one entry a token, which a product adds: value·rows[source] to a row."""
+
+    row: Tensor  # [n] of the product, ascending
+    source: Tensor  # [n]
+    value: Tensor  # [n]
+    offsets: Tensor  # [tiles + 1] int32, the first entry of each tile of rows
+    rows: Tensor  # [., D]
+    block: int  # rows of a tile
+
+    @classmethod
+    def make(
+        cls, row: Tensor, source: Tensor, value: Tensor, rows: Tensor, extent: int, block: int
+    ) -> Entries:
+        """Find the offsets of tiles of ``block`` rows that cover ``extent``."""
+        bounds = torch.arange(0, extent + block, block, device=row.device).clamp_(max=extent)
+        offsets = torch.searchsorted(row, bounds, out_int32=True)
+        return cls(row, source, value, offsets, rows, block)
+
+    @classmethod
+    def of_dx(cls, value: Tensor, target: Tensor, weight: Tensor, block: int) -> Entries:
+        """Label gradients [n] times the labels' rows of W [V, D]."""
+        n = len(target)
+        row = torch.arange(n, device=target.device)
+        return cls.make(row, target.clamp(0, len(weight) - 1), value, weight, n, block)
+
+    @classmethod
+    def of_dw(cls, value: Tensor, target: Tensor, x: Tensor, vocab: int, block: int) -> Entries:
+        """Label gradients [n] times x [n, D], on the labels' rows."""
+        label, order = torch.sort(target, stable=True)
+        return cls.make(label, order, value[order], x, vocab, block)
 
 
 def factors(
@@ -125,21 +160,21 @@ def factors(
     given: Coefficients,
     loss: LossSpec,
 ) -> Factors:
-    """f and E_iy; NaN where the label is unknown, so that the row's gradient is."""
-    # A is 0 for ignored rows; with z-loss it may cancel to 0 where B does not: p's share is then
-    # below rounding beside the label's.
-    tiny = given.b * 1e-12
-    a = torch.where(given.a == 0, tiny, given.a)
-    ratio = torch.where(a == 0, 0.0, given.b / a)
-    label = total * (torch.exp(statistics.target_logit - statistics.lse) - ratio)
-    row = a / total
-    if loss.logit_scale is not None:
-        row = row * loss.logit_scale
+    """f and G_iy; f is NaN where the label is unknown, so that the row's gradient is."""
+    scale = 1.0 if loss.logit_scale is None else loss.logit_scale
     unknown = out_of_range(inputs.target, inputs.vocab, loss.ignore_index) & (given.b != 0)
+    known = (inputs.target >= 0) & (inputs.target < inputs.vocab)
+    p = torch.exp(statistics.target_logit - statistics.lse)
     return Factors(
-        row=torch.where(a == 0, 0.0, row).masked_fill(unknown, torch.nan),
-        label=torch.where(a == 0, 0.0, label),
+        row=torch.where(given.a == 0, 0.0, scale * given.a / total).masked_fill(unknown, torch.nan),
+        label=torch.where(known & (given.b != 0), scale * (p * given.a - given.b), 0.0),
     )
+
+
+def label_numerators(factors: Factors) -> Tensor:  # [n]
+    """G_iy / f_i, for products that cannot add the labels by themselves."""
+    # With z-loss, A may cancel to 0 where B does not.
+    return torch.where(factors.label == 0, 0.0, factors.label / factors.row)
 
 
 class Primitives(Protocol):

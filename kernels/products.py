@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flce_tune.kernels.config import Accumulator, Tile
-from flce_tune.kernels.numerators import Blocks
+from flce_tune.kernels.numerators import Blocks, Entries
 
 
 def multiply(
@@ -83,14 +83,19 @@ class Sum:
         stored: Sequence[Blocks],  # A [m, v] each, of some columns of the vocabulary
         b: Tensor,  # [V, n]
         factor: Tensor | None = None,  # [m]
+        entries: Entries | None = None,
     ) -> None:
-        """Add diag(factor)·A·b[columns], each as one part; with a factor they must be the first."""
+        """Add diag(factor)·A·b[columns], each as one part, and the entries.
+
+        With a factor they must be the first parts. Only tiles can add entries.
+        """
         if factor is not None and self._done:
             raise RuntimeError("a library product can be scaled only with all before it")
         for blocks in stored:
             prior, last = self._next_part()
             if self._tile is not None:
-                self._launch(blocks, b[blocks.columns], slice(None), factor, prior, last)
+                self._launch(blocks, b[blocks.columns], slice(None), factor, entries, prior, last)
+                entries = None
                 continue
             for index, (columns, a) in enumerate(blocks.parts()):
                 _library_product(a, b[columns], self._target, add=prior or index > 0)
@@ -101,12 +106,16 @@ class Sum:
         self,
         groups: Sequence[Blocks],  # A [k, v] each, disjoint columns of the vocabulary
         b: Tensor,  # [k, n]
+        entries: Entries | None = None,
     ) -> None:
-        """Add Aᵀ·b to the rows of each group's columns, in order, as one part."""
+        """Add Aᵀ·b and the entries to the rows of each group's columns, in order, as one part.
+
+        Only tiles can add entries.
+        """
         prior, last = self._next_part()
         for blocks in groups:
             if self._tile is not None:
-                self._launch(blocks, b, blocks.columns, None, prior, last)
+                self._launch(blocks, b, blocks.columns, None, entries, prior, last)
                 continue
             for columns, a in blocks.parts():
                 _library_product(a.t(), b, self._target[columns], add=prior)
@@ -135,6 +144,7 @@ class Sum:
         b: Tensor,
         rows: slice,
         factor: Tensor | None,
+        entries: Entries | None,
         prior: bool,
         last: bool,
     ) -> None:
@@ -143,7 +153,7 @@ class Sum:
         assert self._tile is not None
         launch_block_product(
             blocks, b, self._out[rows], None if self._extra is None else self._extra[rows], factor,
-            self._tile, self._contraction, self._accumulator, prior, last,
+            entries, self._tile, self._contraction, self._accumulator, prior, last,
         )  # fmt: skip
 
 

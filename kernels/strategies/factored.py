@@ -118,15 +118,18 @@ class Factored(Recompute):
             statistics, totals = stored.forward(some, row_weight[rows], loss, blocks, config)
             given = losses.coefficients(some, statistics, row_weight[rows], loss)
             found = factors(some, totals, statistics, given, loss)
-            for part in blocks:
-                primitives.set_labels(part, some.target, found.label)
-            if dx is not None:
-                _write_dx(dx[rows], blocks, weight, found.row, config)
             if db is not None:
-                stored.add_bias_gradient(db, blocks, found.row)
+                stored.add_bias_gradient(db, blocks, some.target, found)
+            labels = stored.LabelShare.place(some, found, blocks, config)
+            if dx is not None:
+                accumulator = _dx_accumulator(config, x.dtype)
+                of_chunk = Sum(dx[rows], len(blocks), accumulator, config.dx, "v", scaled=True)
+                of_chunk.add_blocks(blocks, weight, found.row, labels.dx)
+                of_chunk.result()
+                del of_chunk  # its accumulator makes room for scaled x
             scaled = torch.empty_like(some.x)
             primitives.scaled_rows(some.x, found.row, scaled)
-            dw.add_transposed(groups, scaled)
+            dw.add_transposed(groups, scaled, labels.dw)
             parts.append(statistics)
         return common.concatenate(parts), Gradients(
             dx, dw.result(), None if db is None else db.to(x.dtype)
@@ -136,19 +139,6 @@ class Factored(Recompute):
 def _sizes(x: Tensor, vocab: int) -> Problem:
     """What decides the layout."""
     return Problem(x.shape[0], x.shape[1], vocab, DTYPE_NAMES[x.dtype])
-
-
-def _write_dx(
-    out: Tensor,  # [n, D]
-    blocks: Sequence[Blocks],
-    weight: Tensor,
-    factor: Tensor,
-    config: Config,
-) -> None:
-    accumulator = _dx_accumulator(config, out.dtype)
-    dx = Sum(out, len(blocks), accumulator, config.dx, "v", scaled=True)
-    dx.add_blocks(blocks, weight, factor)
-    dx.result()
 
 
 def _dx_accumulator(config: Config, dtype: torch.dtype) -> Accumulator:

@@ -101,19 +101,21 @@ class Overlay(Recompute):
             db = weight.new_zeros(vocab, dtype=losses.statistics_dtype(x.dtype))
         for step in rounds:
             blocks, groups = step.place(home, buffer, n, slab)
-            rows, factor = x, None
+            rows, factor, labels = x, None, stored.LabelShare(None, None)
             if first is not None and step.start == 0:
                 found = factors(inputs, totals, statistics, given, loss)
-                primitives.set_labels(blocks, inputs.target, found.label)
+                if db is not None:
+                    stored.add_bias_gradient(db, [blocks], inputs.target, found)
+                labels = stored.LabelShare.place(inputs, found, [blocks], config)
                 rows, factor = buffer[: n * hidden].view(n, hidden), found.row
                 primitives.scaled_rows(x, factor, rows)
             else:
                 primitives.gradients(inputs, blocks, statistics, given, loss, config.logits)
+                if db is not None:
+                    stored.add_bias_gradient(db, [blocks], inputs.target, None)
             if dx is not None:
-                dx.add_blocks([blocks], weight, factor)
-            if db is not None:
-                stored.add_bias_gradient(db, [blocks], factor)
-            Sum(out, 1, "weight_dtype", config.dw, "n").add_transposed(groups, rows)
+                dx.add_blocks([blocks], weight, factor, labels.dx)
+            Sum(out, 1, "weight_dtype", config.dw, "n").add_transposed(groups, rows, labels.dw)
         return statistics, Gradients(
             None if dx is None else dx.result(), out, None if db is None else db.to(x.dtype)
         )

@@ -19,7 +19,10 @@ from flce_tune.kernels.config import Config
 from flce_tune.kernels.numerators import (
     ROW_MULTIPLE,
     Blocks,
+    Entries,
+    Factors,
     first_reference,
+    label_numerators,
     padded,
     primitives_of,
     tile_columns,
@@ -47,6 +50,12 @@ def reject_problem(config: Config, problem: Problem, device: Device) -> str | No
         return f"{name} needs a slab, the number of vocabulary columns per block"
     if device.kind == "cuda" and config.logits is None:
         return f"{name} needs a logits tile on a GPU: cuBLAS computes no exponentials"
+    if (
+        device.kind == "cuda"
+        and (config.dx is None or config.dw is None)
+        and problem.mode != "eval"
+    ):
+        return f"{name} needs dx and dw tiles on a GPU: cuBLAS cannot add the labels' share"
     if problem.mode == "train_frozen_weight":
         return f"{name} keeps numerators in dW, and a frozen weight has none"
     if problem.dtype == "float16":
@@ -110,6 +119,36 @@ def capacity(rows: int, per_column: int, vocab: int, first: int, slab: int) -> i
     return max(0, blocks)
 
 
+@dataclass(frozen=True, slots=True)
+class LabelShare:
+    """How the labels' entries of G join the products: apart, or, in plain torch, within E."""
+
+    dx: Entries | None
+    dw: Entries | None
+
+    @classmethod
+    def place(
+        cls,
+        inputs: Inputs,
+        found: Factors,
+        blocks: Sequence[Blocks],  # whose columns' labels are meant
+        config: Config,
+    ) -> LabelShare:
+        """Write E at the labels, and prepare what is added apart."""
+        primitives, target = primitives_of(inputs.x), inputs.target
+        if config.dx is None or config.dw is None:
+            for part in blocks:
+                primitives.set_labels(part, target, label_numerators(found))
+            return cls(None, None)
+        for part in blocks:
+            primitives.set_labels(part, target, torch.zeros_like(found.label))
+        value = torch.where(target < blocks[-1].columns.stop, found.label, 0.0)
+        return cls(
+            Entries.of_dx(value, target, inputs.weight, config.dx.n_block),
+            Entries.of_dw(value, target, inputs.x, inputs.vocab, config.dw.v_block),
+        )
+
+
 def rows_per_step(tiles: int) -> int:
     """Tokens whose tile sums fit the forward pass's budget."""
     rows = common.EVALUATION_BYTES // (8 * tiles) // ROW_MULTIPLE * ROW_MULTIPLE
@@ -166,12 +205,16 @@ def forward(
 
 def add_bias_gradient(
     db: Tensor,  # [V], statistics dtype
-    stored: Sequence[Blocks],
-    factor: Tensor | None,  # [n]; None: ones
+    blocks: Sequence[Blocks],
+    target: Tensor,  # [n]
+    found: Factors | None,  # None: the blocks hold G
 ) -> None:
-    """Add Eᵀ·f, or Gᵀ·1, to the bias's gradient."""
-    for columns, e in (part for blocks in stored for part in blocks.parts()):
-        db[columns] += _weighted_sum(e, factor, db.dtype)
+    """Add Eᵀ·f, labels included, or Gᵀ·1, to the bias's gradient."""
+    for some in blocks:
+        if found is not None:
+            primitives_of(some.data).set_labels(some, target, label_numerators(found))
+        for columns, e in some.parts():
+            db[columns] += _weighted_sum(e, None if found is None else found.row, db.dtype)
 
 
 def _weighted_sum(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from flce_tune.kernels.config import Accumulator, Tile
 from flce_tune.kernels.limits import SUM_STRIP, programs_per_sm
 from flce_tune.kernels.loss import weight_total
-from flce_tune.kernels.numerators import Blocks
+from flce_tune.kernels.numerators import Blocks, Entries
 from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.triton.arguments import (
     cdiv,
@@ -20,6 +22,8 @@ from flce_tune.kernels.triton.arguments import (
 from flce_tune.kernels.triton.atomic import atomic_kernel
 from flce_tune.kernels.triton.product import product_kernel
 from flce_tune.kernels.values import Inputs, LossSpec, Statistics, Wanted
+
+ENTRY_BLOCK = 32
 
 
 def launch_product(
@@ -37,8 +41,9 @@ def launch_product(
     transposed = a.stride(0) == 1 and a.stride(1) != 1
     stored = a.t() if transposed else a
     _launch_product(
-        stored, 0, 0, b, out, extra, None, tile, contraction, transposed, accumulator, prior, last
-    )
+        stored, 0, 0, b, out, extra, None, None, 0, tile, contraction, transposed, accumulator,
+        prior, last,
+    )  # fmt: skip
 
 
 def launch_block_product(
@@ -47,16 +52,19 @@ def launch_block_product(
     out: Tensor,  # [m, n]
     extra: Tensor | None,  # [m, n] float32 or uint8 accumulator
     row_factor: Tensor | None,  # [m] float32
+    entries: Entries | None,  # of the product's rows; for dW of the whole vocabulary's
     tile: Tile,
     contraction: str,  # "v" for dX, "n" for dW
     accumulator: Accumulator,
     prior: bool,
     last: bool,
 ) -> None:
-    """Add diag(row_factor)·A·b to what earlier parts left, A stored in blocks of its columns."""
+    """Add diag(row_factor)·A·b and the entries to what earlier parts left, A stored in blocks."""
+    transposed = contraction == "n"
     _launch_product(
-        blocks.data, blocks.slab, blocks.padded_rows, b, out, extra, row_factor, tile,
-        contraction, contraction == "n", accumulator, prior, last,
+        blocks.data, blocks.slab, blocks.padded_rows, b, out, extra, row_factor, entries,
+        blocks.columns.start if transposed else 0, tile, contraction, transposed, accumulator,
+        prior, last,
     )  # fmt: skip
 
 
@@ -68,6 +76,8 @@ def _launch_product(
     out: Tensor,
     extra: Tensor | None,
     row_factor: Tensor | None,
+    entries: Entries | None,
+    entry_first: int,  # the entries' row that is the product's first
     tile: Tile,
     contraction: str,
     transposed: bool,
@@ -90,6 +100,7 @@ def _launch_product(
         out,
         extra,
         row_factor,
+        *entry_arguments(entries, entry_first, m_block),
         m,
         n,
         k,
@@ -103,6 +114,7 @@ def _launch_product(
         TRANSPOSED=transposed,
         SLAB=slab,
         HAS_FACTOR=row_factor is not None,
+        ENTRY_BLOCK=0 if entries is None else ENTRY_BLOCK,
         ACCUMULATOR=accumulator,
         PRIOR=prior,
         LAST=last,
@@ -111,6 +123,18 @@ def _launch_product(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
+
+
+def entry_arguments(entries: Entries | None, first: int, block: int) -> tuple[Any, ...]:
+    """Entries as arguments of the kernel, from a row on."""
+    if entries is None:
+        return None, None, None, None, None, 0, 0
+    if entries.block != block or first % block:
+        raise ValueError(f"entries of tiles of {entries.block} rows, got {block} from row {first}")
+    return (
+        entries.offsets[first // block :], entries.row, entries.source, entries.value,
+        entries.rows, first, entries.rows.stride(0),
+    )  # fmt: skip
 
 
 def launch_atomic(

@@ -10,9 +10,12 @@ chunks is one of
   them extra;
 - the output's own dtype: 2 bytes, rounded per chunk; asked for explicitly.
 
-The last chunk's epilogue rounds to nearest even into the output, so no cast pass follows. A may be
-numerators, stored in blocks of SLAB columns, with a factor for each row of the product. Sums are
+The last chunk's epilogue rounds to nearest even into the output, so no cast pass follows. Sums are
 exchanged through shared memory a strip at a time, so that registers and pipeline suffice.
+
+A may be numerators, stored in blocks of SLAB columns, with a factor for each row of the product;
+the labels' share of it, one entry a token, is then added as a sparse matrix.
+
 FLOPs 2·M·N·K. Bytes beyond the operands, per chunk and element: 8, 6 or 4.
 """
 
@@ -112,6 +115,24 @@ def store_parts(
 
 
 @triton.jit
+def add_entries(
+    acc, first, end, row_ptr, source_ptr, value_ptr, b_ptr, row, column, n, b_stride,
+    M_BLOCK: tl.constexpr, N_BLOCK: tl.constexpr, ENTRY_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add value·B[source] to the rows of some entries, as a product of their one-hot matrix."""
+    entries = first + tl.arange(0, ENTRY_BLOCK)
+    here = entries < end
+    place = tl.load(row_ptr + entries, mask=here, other=-1)
+    value = tl.load(value_ptr + entries, mask=here, other=0.0)
+    source = tl.load(source_ptr + entries, mask=here, other=0).to(tl.int64)
+    hit = (row + tl.arange(0, M_BLOCK))[:, None] == place[None, :]
+    columns = column + tl.arange(0, N_BLOCK)
+    ok = here[:, None] & (columns < n)[None, :]
+    b = tl.load(b_ptr + source[:, None] * b_stride + columns[None, :], mask=ok, other=0.0)
+    return tl.dot(tl.where(hit, value[None, :], 0.0).to(b.dtype), b, acc)
+
+
+@triton.jit
 def product_kernel(
     a_desc,  # [m, k], or [k, m] if TRANSPOSED; with SLAB, blocks of that many columns, one by one
     b_desc,  # [k, n]
@@ -119,6 +140,13 @@ def product_kernel(
     out_ptr,
     extra_ptr,  # float32 or uint8 accumulator beside the output, or unused
     factor_ptr,  # [m] float32, or unused
+    entry_offset_ptr,  # [tiles of m + 1]: which entries each tile adds; with all of these or none
+    entry_row_ptr,  # [entries] row of the product each is added to, counted from entry_first
+    entry_source_ptr,  # [entries] row of B
+    entry_value_ptr,  # [entries] float32
+    b_ptr,  # B of the entries
+    entry_first,
+    b_stride,
     m,
     n,
     k,
@@ -132,6 +160,7 @@ def product_kernel(
     TRANSPOSED: tl.constexpr,
     SLAB: tl.constexpr,  # columns of a block of A; 0: A is one block
     HAS_FACTOR: tl.constexpr,
+    ENTRY_BLOCK: tl.constexpr,  # entries added at once; 0: there are none
     ACCUMULATOR: tl.constexpr,
     PRIOR: tl.constexpr,
     LAST: tl.constexpr,
@@ -140,7 +169,9 @@ def product_kernel(
 ):
     tiles_m = tl.cdiv(m, M_BLOCK)
     tiles_n = tl.cdiv(n, N_BLOCK)
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
+    for tile in tl.range(
+        tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=ENTRY_BLOCK == 0
+    ):
         tile_m, tile_n = tile_position(tile, tiles_m, tiles_n, GROUP)
         row = tile_m * M_BLOCK
         column = tile_n * N_BLOCK
@@ -159,6 +190,15 @@ def product_kernel(
         if HAS_FACTOR:
             rows = row + tl.arange(0, M_BLOCK)
             acc *= tl.load(factor_ptr + rows, mask=rows < m, other=0.0)[:, None]
+        if ENTRY_BLOCK:
+            end = tl.load(entry_offset_ptr + tile_m + 1)
+            for first in tl.range(
+                tl.load(entry_offset_ptr + tile_m), end, ENTRY_BLOCK, num_stages=1
+            ):
+                acc = add_entries(
+                    acc, first, end, entry_row_ptr, entry_source_ptr, entry_value_ptr, b_ptr,
+                    row + entry_first, column, n, b_stride, M_BLOCK, N_BLOCK, ENTRY_BLOCK,
+                )  # fmt: skip
         if LAST and not PRIOR and WHOLE:
             out_desc.store([row, column], acc.to(out_desc.dtype))
         else:

@@ -23,6 +23,7 @@ from flce_tune.kernels.strategies.common import GEMMS, TILES
 from flce_tune.kernels.triton.logits import logits_kernel, slab_gradient_kernel
 from flce_tune.kernels.triton.product import product_kernel
 
+ENTRY_PARTS = ("offset", "row", "source", "value")
 PROBLEM = Problem(4096, 4096, 128256)
 
 
@@ -97,7 +98,8 @@ def product(tile: Tile, name: str, accumulator: str, target: GPUTarget) -> Any:
         "out_desc": f"tensordesc<bf16[{m}, {tile.d_block}]>",
         "out_ptr": "*bf16",
         "extra_ptr": extra,
-        "factor_ptr": "absent",
+        **dict.fromkeys(("factor_ptr", "b_ptr"), "absent"),
+        **dict.fromkeys((f"entry_{name}_ptr" for name in ENTRY_PARTS), "absent"),
     }
     constants = {
         "M_BLOCK": m,
@@ -107,6 +109,7 @@ def product(tile: Tile, name: str, accumulator: str, target: GPUTarget) -> Any:
         "TRANSPOSED": transposed,
         "SLAB": 0,
         "HAS_FACTOR": False,
+        "ENTRY_BLOCK": 0,
         "ACCUMULATOR": accumulator or "weight_dtype",
         "PRIOR": bool(accumulator),
         "LAST": not accumulator,
