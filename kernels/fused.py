@@ -193,10 +193,8 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
         add_scaled_(ctx.grad_weight_out, saved[1], factor)
         need_dw = False
     needs = (need_dx, need_dw, need_db)
-    results = iter(
-        scaled([s for s, need in zip(saved, needs, strict=True) if need], factor, ctx.dtype)
-    )
-    dx, dw, db = (next(results) if need else None for need in needs)
+    wanted = [tensor if need else None for tensor, need in zip(saved, needs, strict=True)]
+    dx, dw, db = scaled(wanted, factor, ctx.dtype)
     return (dx, dw, None, db, *nothing)
 
 

@@ -29,11 +29,17 @@ class _Scale(torch.autograd.Function):
 
 
 def scaled(
-    tensors: Sequence[Tensor],  # saved gradients
+    gradients: Sequence[Tensor | None],  # saved ones; None where none is wanted
     factor: Tensor,  # scalar
     dtype: torch.dtype,
-) -> list[Tensor]:
+) -> list[Tensor | None]:
     """Each times factor, in ``dtype``; the tensors themselves where their graph is used up."""
+    wanted = [tensor for tensor in gradients if tensor is not None]
+    products = iter(_scaled(wanted, factor, dtype))
+    return [None if tensor is None else next(products) for tensor in gradients]
+
+
+def _scaled(tensors: Sequence[Tensor], factor: Tensor, dtype: torch.dtype) -> Sequence[Tensor]:
     if torch.is_grad_enabled():  # create_graph=True: the result must say that it cannot follow
         linked = factor if factor.requires_grad else factor.detach().requires_grad_()
         return [_Scale.apply(tensor, linked, dtype) for tensor in tensors]  # type: ignore[no-untyped-call]
@@ -50,7 +56,7 @@ def scaled(
     else:
         for tensor in tensors:
             tensor.mul_(factor)
-    return list(tensors)
+    return tensors
 
 
 def add_scaled_(

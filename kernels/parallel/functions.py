@@ -86,7 +86,7 @@ class ReducedLoss(torch.autograd.Function):
         if ctx.wanted.dw and ctx.grad_weight_out is not None:
             add_scaled_(ctx.grad_weight_out, saved[1], factor)
             saved[1] = None
-        dx, dw, db = (None if g is None else scaled(g, factor, ctx.dtype) for g in saved)
+        dx, dw, db = scaled(saved, factor, ctx.dtype)
         return dx, dw, db, None, None, None
 
 
