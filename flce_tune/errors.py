@@ -11,7 +11,9 @@
     │   └── SchemaMismatchError      its schema is older or newer than this version's
     ├── InterchangeError         (also ValueError)  an export file that does not validate
     ├── SweepError               a sweep that could not produce a result
-    └── ServiceError             the service refused, or could not be reached
+    └── ServiceError             something about the service
+        ├── RefusedError             it refused a request
+        └── UnreachableError         it gave no answer in time
 
 Wrong arguments to the op raise plain TypeError or ValueError naming the argument, what came and
 what is accepted.
@@ -63,4 +65,22 @@ class SweepError(FlceTuneError):
 
 
 class ServiceError(FlceTuneError):
-    """The service refused a request, or could not be reached."""
+    """The service refused a request, could not be reached, or is told what it cannot do."""
+
+
+class RefusedError(ServiceError):
+    """The service refused a request; the message is the service's own and says what to do.
+
+    Attributes:
+        status: of the HTTP answer.
+        kind: stable name of the reason, e.g. "unknown-job".
+    """
+
+    def __init__(self, message: str, *, status: int, kind: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+
+
+class UnreachableError(ServiceError):
+    """The service gave no answer in time; the message says where it was looked for."""

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+pytest_plugins = ["databases"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let parallel workers share the cores: one torch thread each, theirs and their children's."""

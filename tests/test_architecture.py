@@ -22,7 +22,20 @@ MAY_IMPORT = {
     "sweep": FREE | {"kernels", "tuning_db", "dispatch"},
     "integrations": FREE | {"api", "kernels"},
     "service": FREE | {"sweep", "dispatch", "kernels", "tuning_db"},
-    "cli": FREE | {"api", "pretuned", "sweep", "dispatch", "kernels", "tuning_db", "service"},
+    "client": FREE | {"service", "tuning_db"},
+    "worker": FREE | {"client", "service", "dispatch", "kernels", "tuning_db"},
+    "cli": FREE
+    | {
+        "client",
+        "worker",
+        "api",
+        "pretuned",
+        "sweep",
+        "dispatch",
+        "kernels",
+        "tuning_db",
+        "service",
+    },
     "api": FREE | {"kernels", "dispatch"},
 }
 """What each part may import from the package, besides itself."""
@@ -34,6 +47,8 @@ FORBIDDEN_LIBRARIES = {
     "sweep": {"sqlalchemy", "fastapi", "typer"},
     "cli": {"sqlalchemy"},
     "service": {"typer"},
+    "client": {"fastapi", "starlette", "sqlalchemy", "typer"},
+    "worker": {"fastapi", "starlette", "sqlalchemy", "typer"},
 }
 
 

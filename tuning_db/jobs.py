@@ -8,7 +8,7 @@ Every change of state leaves a "state" event.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -79,20 +79,34 @@ def oldest_queued(session: Session) -> datetime | None:
     return session.scalars(query.order_by(JobRow.number).limit(1)).one_or_none()
 
 
-def claim(session: Session, owner: str, lease_seconds: float) -> JobRow | None:
+def claim(
+    session: Session, owner: str, lease_seconds: float, devices: Collection[str] | None
+) -> JobRow | None:
     """Take the next job: the highest priority, then the oldest, queued or left by a lost worker.
 
-    A lost worker's job that somebody wanted cancelled is cancelled instead, and one that lost
-    ``MAX_FRUITLESS_ATTEMPTS`` workers in a row before they measured anything has failed.
+    Only jobs whose spec names one of ``devices``; None: any. An owner who still has a job is
+    given that one again: the answer to its claim was lost. A lost worker's job that somebody
+    wanted cancelled is cancelled instead, and one that lost ``MAX_FRUITLESS_ATTEMPTS`` workers in
+    a row before they measured anything has failed.
     """
     time = now(session)
-    lost = and_(JobRow.state == JobState.RUNNING, JobRow.lease_expires_at < time)
+    running = JobRow.state == JobState.RUNNING
+    own = select(JobRow).where(
+        running, JobRow.lease_owner == owner, JobRow.lease_expires_at >= time
+    )
+    if (row := session.scalars(own.limit(1)).one_or_none()) is not None:
+        row.lease_expires_at = time + timedelta(seconds=lease_seconds)
+        row.received = 0
+        return row
+    lost = and_(running, JobRow.lease_expires_at < time)
     query = (
         select(JobRow)
         .where(or_(JobRow.state == JobState.QUEUED, lost))
         .order_by(JobRow.priority.desc(), JobRow.number)
         .limit(1)
     )
+    if devices is not None:
+        query = query.where(JobRow.spec["device"].as_string().in_(devices))
     while (row := session.scalars(query).one_or_none()) is not None:
         if row.cancel_requested:
             _finish(session, row, JobState.CANCELLED, "cancelled; its worker was lost", time)
@@ -106,6 +120,7 @@ def claim(session: Session, owner: str, lease_seconds: float) -> JobRow | None:
             continue
         row.state = JobState.RUNNING
         row.attempts += 1
+        row.received = 0
         row.started_at = row.started_at or time
         row.lease_owner = owner
         row.lease_expires_at = time + timedelta(seconds=lease_seconds)
@@ -116,15 +131,36 @@ def claim(session: Session, owner: str, lease_seconds: float) -> JobRow | None:
 
 def renew(session: Session, job_id: str, owner: str, lease_seconds: float) -> JobRow | None:
     """Extend a lease; None if it is not this owner's any more."""
-    row = _leased(session, job_id, owner)
+    row = leased(session, job_id, owner)
     if row is not None:
         row.lease_expires_at = now(session) + timedelta(seconds=lease_seconds)
     return row
 
 
+def report(
+    session: Session,
+    job_id: str,
+    owner: str,
+    lease_seconds: float,
+    events: Iterable[tuple[int, str, Mapping[str, Any]]],
+) -> JobRow | None:
+    """Renew a lease and add events; None if it is not this owner's any more.
+
+    An owner numbers its events upwards: those that came before, in a report whose answer was
+    lost, are not added again.
+    """
+    row = renew(session, job_id, owner, lease_seconds)
+    if row is not None:
+        for number, kind, data in events:
+            if number > row.received:
+                row.received = number
+                add_event(session, job_id, kind, data)
+    return row
+
+
 def release(session: Session, job_id: str, owner: str) -> bool:
     """Give a job back for the next claim; False if it is not this owner's any more."""
-    row = _leased(session, job_id, owner)
+    row = leased(session, job_id, owner)
     if row is None:
         return False
     time = now(session)
@@ -135,7 +171,7 @@ def release(session: Session, job_id: str, owner: str) -> bool:
 
 def finish(session: Session, job_id: str, owner: str, state: JobState, message: str) -> bool:
     """End a job; False if it is not this owner's any more."""
-    row = _leased(session, job_id, owner)
+    row = leased(session, job_id, owner)
     if row is None:
         return False
     _finish(session, row, state, message, now(session))
@@ -187,7 +223,8 @@ def find_latest_event(session: Session, job_id: str, kinds: Collection[str]) -> 
     return session.scalars(query).one_or_none()
 
 
-def _leased(session: Session, job_id: str, owner: str) -> JobRow | None:
+def leased(session: Session, job_id: str, owner: str) -> JobRow | None:
+    """Find a job if it is this owner's."""
     query = select(JobRow).where(
         JobRow.id == job_id, JobRow.state == JobState.RUNNING, JobRow.lease_owner == owner
     )

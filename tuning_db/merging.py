@@ -21,7 +21,7 @@ from flce_tune.tuning_db.records import (
     Winner,
     canonical_config,
 )
-from flce_tune.tuning_db.winners import find_winners, replace_winners
+from flce_tune.tuning_db.winners import clear_miss, find_winners, replace_winners
 
 BATCH = 1000
 """Measurements per transaction: others wait for the database no longer than that takes."""
@@ -46,12 +46,17 @@ class Contents:
         self._loaded: set[tuple[DeviceRecord, ProblemRecord]] = set()
         self._last_id: int | None = None
 
-    def load(self, session: Session, batch: Sequence[Measurement]) -> None:
-        """Read what is stored of the devices and problems of a batch, if not yet done."""
+    def load(
+        self, session: Session, batch: Sequence[Measurement], *which: ColumnElement[bool]
+    ) -> None:
+        """Read what is stored of the devices and problems of a batch, if not yet done.
+
+        ``which`` leaves out what the batch cannot hold.
+        """
         if self._last_id is None:
             self._last_id = measurements.last_id(session)
         for device, problem in {(m.device, m.problem) for m in batch} - self._loaded:
-            self._read(session, measurements.matching(device, problem, None, 0))
+            self._read(session, [*measurements.matching(device, problem, None, 0), *which])
             self._loaded.add((device, problem))
 
     def add(self, session: Session, batch: Sequence[Measurement]) -> int:
@@ -76,25 +81,53 @@ class Contents:
             self._digests.add(_digest(row._mapping))
 
 
+def add_batch(session: Session, batch: Sequence[Measurement]) -> int:
+    """Append those of a batch that are not there yet; returns how many. For small batches."""
+    times = [m.created_at for m in batch if m.created_at is not None]
+    if not batch:
+        return 0
+    contents = Contents()
+    contents.load(session, batch, MeasurementRow.created_at.between(min(times), max(times)))
+    return contents.add(session, batch)
+
+
+def replace_fronts(session: Session, front: Iterable[Winner]) -> None:
+    """Make verified winners the whole fronts of their devices and problems.
+
+    Raises:
+        ValueError: see ``replace_winners``.
+    """
+    for (device, problem), winners in _fronts(session, front).items():
+        replace_winners(session, device, problem, [replace(w, verified=True) for w in winners])
+        clear_miss(session, device, problem)
+
+
 def merge_winners(session: Session, winners: Iterable[Winner]) -> int:
     """Bring winners in whose measurements are stored; returns how many.
 
     They replace the front of their device and problem unless that has a verified one: what was
     measured here is worth more.
     """
-    fronts: dict[tuple[DeviceRecord, ProblemRecord], list[Winner]] = {}
-    for winner in winners:
-        measurement = replace(winner.measurement, id=stored_id(session, winner.measurement))
-        front = fronts.setdefault((measurement.device, measurement.problem), [])
-        front.append(replace(winner, measurement=measurement))
     added = 0
-    for (device, problem), front in fronts.items():
+    for (device, problem), front in _fronts(session, winners).items():
         here = find_winners(session, device=device, problem=problem)
         if any(winner.verified for winner in here) or _same_front(here, front):
             continue
         replace_winners(session, device, problem, front)
         added += len(front)
     return added
+
+
+def _fronts(
+    session: Session, winners: Iterable[Winner]
+) -> dict[tuple[DeviceRecord, ProblemRecord], list[Winner]]:
+    """Group winners from elsewhere, with the ids that their measurements have here."""
+    fronts: dict[tuple[DeviceRecord, ProblemRecord], list[Winner]] = {}
+    for winner in winners:
+        measurement = replace(winner.measurement, id=stored_id(session, winner.measurement))
+        front = fronts.setdefault((measurement.device, measurement.problem), [])
+        front.append(replace(winner, measurement=measurement))
+    return fronts
 
 
 def stored_id(session: Session, measurement: Measurement) -> int | None:

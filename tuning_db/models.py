@@ -235,6 +235,7 @@ class JobRow(Base):
     lease_expires_at: Mapped[datetime | None]
     cancel_requested: Mapped[bool]
     attempts: Mapped[int]
+    received: Mapped[int] = mapped_column(server_default="0")  # last report of the lease's owner
 
 
 class JobEventRow(Base):

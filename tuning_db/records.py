@@ -216,6 +216,7 @@ class Scope(str, enum.Enum):
 
     READ = "read"
     SUBMIT = "submit"
+    WORK = "work"
     ADMIN = "admin"
 
     def covers(self, other: Scope) -> bool:

@@ -358,20 +358,75 @@ class Store:
         with self._reading() as session:
             return jobs.oldest_queued(session)
 
-    def claim_job(self, owner: str, lease_seconds: float) -> Job | None:
+    def claim_job(
+        self, owner: str, lease_seconds: float, devices: Collection[str] | None = None
+    ) -> Job | None:
         """Take the next job, or one whose worker let its lease expire; None: nothing to do.
 
         A job that keeps losing its workers before they measure anything fails instead.
-        No two claims return the same job while its lease lasts. ``owner`` must be unique to one
-        start of one worker.
+        No two owners get the same job while its lease lasts; an owner that has one gets it again.
+
+        Args:
+            owner: unique to one start of one worker, which does one job at a time.
+            lease_seconds: how long the job is its, unless renewed.
+            devices: only jobs whose spec has one of these as its "device"; None: any.
         """
         with self._database.writing() as session:
-            return _job(jobs.claim(session, owner, lease_seconds))
+            return _job(jobs.claim(session, owner, lease_seconds, devices))
 
     def renew_lease(self, job_id: str, owner: str, lease_seconds: float) -> Job | None:
         """Extend a lease from now on; None: the job was taken over or is finished."""
         with self._database.writing() as session:
             return _job(jobs.renew(session, job_id, owner, lease_seconds))
+
+    def report_job(
+        self,
+        job_id: str,
+        owner: str,
+        lease_seconds: float,
+        events: Iterable[tuple[int, str, Mapping[str, Any]]] = (),
+    ) -> Job | None:
+        """Extend a lease and record what happened, unless it is recorded already.
+
+        Args:
+            job_id: the job.
+            owner: who claimed it.
+            lease_seconds: as in ``claim_job``.
+            events: number, kind and data of each; numbers grow from one to the next of an owner.
+
+        Returns:
+            The job; None: it was taken over or is finished.
+
+        Raises:
+            ValueError: the data of an event is not plain JSON (NaN is not).
+        """
+        with self._database.writing() as session:
+            return _job(jobs.report(session, job_id, owner, lease_seconds, events))
+
+    def add_results(
+        self,
+        job_id: str,
+        owner: str,
+        measurements: Sequence[Measurement],
+        fronts: Sequence[Winner],
+    ) -> bool:
+        """Add what the job's worker measured, unless done before, and replace the fronts it won.
+
+        Each measurement must have its creation time; those of ``fronts`` must be stored or among
+        ``measurements``. A miss of what has a front now is forgotten.
+
+        Returns:
+            False, and nothing is stored, if the job was taken over or is finished.
+
+        Raises:
+            ValueError: see ``set_winners``.
+        """
+        with self._database.writing() as session:
+            if jobs.leased(session, job_id, owner) is None:
+                return False
+            merging.add_batch(session, measurements)
+            merging.replace_fronts(session, fronts)
+            return True
 
     def release_job(self, job_id: str, owner: str) -> bool:
         """Give a job back for the next claim; False if it was taken over or is finished."""

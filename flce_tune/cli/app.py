@@ -13,6 +13,7 @@ from flce_tune.cli import (
     diff,
     gc,
     interchange,
+    job,
     lookup,
     machine,
     report,
@@ -21,6 +22,7 @@ from flce_tune.cli import (
     sweep,
     token,
     verify,
+    worker,
 )
 from flce_tune.cli.exits import INTERRUPTED, code_of
 from flce_tune.errors import FlceTuneError, InvalidConfigError, UnknownStrategyError
@@ -78,7 +80,9 @@ app.command()(machine.presets)
 app.command()(machine.space)
 app.add_typer(db.app, name="db")
 app.command()(serve.serve)
+app.command()(worker.worker)
 app.add_typer(token.app, name="token")
+app.add_typer(job.app, name="job")
 
 
 def _print_version(wanted: bool) -> None:

@@ -18,7 +18,7 @@ Name = Annotated[str, typer.Argument(help="What you call it, e.g. who gets it.")
 def create(
     name: Name,
     scope: Annotated[
-        Literal["read", "submit", "admin"],
+        Literal["read", "submit", "work", "admin"],
         typer.Option("--scope", help="Each allows what those before it do, too."),
     ] = "submit",
 ) -> None:

@@ -19,6 +19,7 @@ from flce_tune.service.lookup import Lookup
 from flce_tune.service.metrics import Metrics
 from flce_tune.service.observe import Observe
 from flce_tune.service.pages import site
+from flce_tune.service.queue import StoreQueue
 from flce_tune.service.routes import (
     api_page,
     compare,
@@ -27,8 +28,10 @@ from flce_tune.service.routes import (
     misses,
     results,
     snapshots,
+    transfer,
+    work,
 )
-from flce_tune.service.runner import JobRunner
+from flce_tune.service.runner import JobRunner, new_owner
 from flce_tune.service.settings import ServiceSettings
 from flce_tune.tuning_db.store import Store
 from flce_tune.version import __version__
@@ -46,7 +49,11 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.metrics = Metrics()
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_body_bytes,
+        exceptions={"/v1/import": settings.max_import_bytes},
+    )
     app.add_middleware(Observe, metrics=app.state.metrics)
     errors.install(app)
     for module in (health, api_page, site):
@@ -56,7 +63,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         private = {"dependencies": [Reader], "responses": errors.responses(401, 403, 429)}
     app.include_router(health.figures, **private)
     app.include_router(results.configs, **private)
-    for module in (jobs, misses, results, compare, snapshots):
+    for module in (jobs, work, misses, results, compare, snapshots, transfer):
         app.include_router(module.router, **private)
     api_page.mount_assets(app)
     app.mount("/static", StaticFiles(packages=[(__package__, "static")]), name="static")
@@ -71,7 +78,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     lookup = Lookup(store)
     metrics: Metrics = app.state.metrics
     metrics.watch(store)
-    runner = JobRunner(store, settings, metrics, lookup.forget) if settings.run_jobs else None
+    runner = _runner(store, settings, metrics, lookup) if settings.run_jobs else None
     app.state.store = store
     app.state.gate = Gate(store, settings, metrics)
     app.state.lookup = lookup
@@ -85,6 +92,16 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if runner is not None:
             await anyio.to_thread.run_sync(runner.stop)
         await anyio.to_thread.run_sync(store.close)
+
+
+def _runner(store: Store, settings: ServiceSettings, metrics: Metrics, lookup: Lookup) -> JobRunner:
+    return JobRunner(
+        StoreQueue(store, new_owner(), settings.lease_seconds),
+        poll_seconds=settings.poll_seconds,
+        stop_seconds=settings.stop_seconds,
+        on_finished=lookup.forget,
+        on_lost=metrics.lease_losses.inc,
+    )
 
 
 def run(settings: ServiceSettings) -> None:

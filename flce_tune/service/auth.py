@@ -158,6 +158,10 @@ def _submitter(request: Request, credentials: _Credentials) -> Scope:
     return _admit(request, credentials, Scope.SUBMIT)
 
 
+def _worker(request: Request, credentials: _Credentials) -> Scope:
+    return _admit(request, credentials, Scope.WORK)
+
+
 def require_admin(request: Request, scope: Scope) -> None:
     """Check that a caller who was admitted may do what only administrators may.
 
@@ -171,3 +175,4 @@ def require_admin(request: Request, scope: Scope) -> None:
 Reader = Depends(_reader)
 SubmitterDep = Annotated[Scope, Depends(_submitter)]
 Submitter = Depends(_submitter)
+Worker = Depends(_worker)

@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from flce_tune.service.feeds import Feeds
 from flce_tune.service.lookup import Lookup
 from flce_tune.service.metrics import Metrics
+from flce_tune.service.settings import ServiceSettings
 from flce_tune.tuning_db.store import Store
 
 
@@ -32,7 +33,13 @@ async def _metrics(request: Request) -> Metrics:
     return metrics
 
 
+async def _settings(request: Request) -> ServiceSettings:
+    settings: ServiceSettings = request.app.state.settings
+    return settings
+
+
 StoreDep = Annotated[Store, Depends(_store)]
 FeedsDep = Annotated[Feeds, Depends(_feeds)]
 LookupDep = Annotated[Lookup, Depends(_lookup)]
 MetricsDep = Annotated[Metrics, Depends(_metrics)]
+SettingsDep = Annotated[ServiceSettings, Depends(_settings)]

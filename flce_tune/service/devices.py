@@ -6,8 +6,9 @@ import functools
 import json
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -18,24 +19,48 @@ from flce_tune.service.errors import ApiError, not_found
 from flce_tune.tuning_db.records import DeviceRecord, ToolchainRecord
 
 
-@functools.cache
 def this_machine() -> DeviceRecord:
-    """The first GPU here, else the CPU.
+    """The first GPU here, else the CPU."""
+    return next(iter(local_devices().values()))
 
-    A GPU is described in another process: asking it needs a CUDA context, which costs memory on
-    the GPU for as long as the process lives.
+
+@functools.cache
+def local_devices() -> dict[str, DeviceRecord]:
+    """What can be tuned here, by the name torch has for it: all GPUs, then the CPU.
+
+    GPUs are described in another process: asking one needs a CUDA context, which costs memory on
+    it for as long as the process lives.
     """
-    if torch.cuda.device_count() == 0:
-        return device_record(describe_device(torch.device("cpu")))
-    described = subprocess.run(
-        child.command(__name__, print_gpu.__name__), stdout=subprocess.PIPE, check=True
-    )
-    return DeviceRecord(**json.loads(described.stdout))
+    gpus: list[dict[str, Any]] = []
+    if torch.cuda.device_count() > 0:
+        described = subprocess.run(
+            child.command(__name__, print_gpus.__name__), stdout=subprocess.PIPE, check=True
+        )
+        gpus = json.loads(described.stdout)
+    found = {f"cuda:{index}": DeviceRecord(**gpu) for index, gpu in enumerate(gpus)}
+    return found | {"cpu": device_record(describe_device(torch.device("cpu")))}
 
 
-def print_gpu(_argument: str) -> None:
-    """Print the first GPU's record as JSON; runs in a process of its own."""
-    print(json.dumps(asdict(device_record(describe_device(torch.device("cuda", 0))))))
+def print_gpus(_argument: str) -> None:
+    """Print the GPUs' records as JSON; runs in a process of its own."""
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    print(json.dumps([asdict(device_record(describe_device(device))) for device in devices]))
+
+
+def selectors(devices: Mapping[str, DeviceRecord]) -> list[str]:
+    """What a job may ask for so that one of these devices, by torch's names, does it."""
+    wanted = {"auto"}
+    for name, record in devices.items():
+        wanted |= {name, record.kind, record.architecture, device_slug(record)}
+    return sorted(wanted)
+
+
+def select(wanted: str, devices: Mapping[str, DeviceRecord]) -> str | None:
+    """The name of the first of these devices that a job's selector means; None: there is none."""
+    for name, record in devices.items():
+        if wanted in selectors({name: record}):
+            return name
+    return None
 
 
 def find_device(known: Iterable[DeviceRecord], wanted: str) -> DeviceRecord:

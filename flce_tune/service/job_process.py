@@ -24,6 +24,7 @@ from flce_tune.errors import FlceTuneError
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Problem
 from flce_tune.service import child
+from flce_tune.service.devices import local_devices, select
 from flce_tune.service.schemas import JobSpec
 from flce_tune.sweep.events import Stage, SweepEvents, SweepOptions, SweepReport
 from flce_tune.sweep.sweep import sweep
@@ -214,17 +215,14 @@ def sweep_options(spec: JobSpec) -> SweepOptions:
     return SweepOptions(**options)
 
 
-def torch_device(name: str) -> torch.device:
+def torch_device(wanted: str) -> torch.device:
     """Resolve a job's device on this machine.
 
     Raises:
-        FlceTuneError: there is no such GPU here.
+        FlceTuneError: there is none like it here.
     """
-    count = torch.cuda.device_count()
-    if name == "cpu" or (name == "auto" and count == 0):
-        return torch.device("cpu")
-    device = torch.device("cuda" if name == "auto" else name)
-    index = device.index or 0
-    if index >= count:
-        raise FlceTuneError(f"no device {name} here: this machine has {count} CUDA GPU(s)")
-    return torch.device("cuda", index)
+    here = local_devices()
+    name = select(wanted, here)
+    if name is None:
+        raise FlceTuneError(f"no device {wanted} here; this machine has {', '.join(here)}")
+    return torch.device(name)

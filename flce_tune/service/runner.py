@@ -1,9 +1,8 @@
-"""Takes jobs from the queue and sees them through.
+"""Takes jobs from a queue and sees them through.
 
-The store knows everything: a job belongs to whoever holds its lease, and a lease that nobody
-renews runs out. So a runner may die at any moment; the job is claimed again, by this service
-once restarted or by another one on the same database, and the sweep resumes where its
-measurements stop.
+The queue knows everything: a job belongs to whoever holds its lease, and a lease that nobody
+renews runs out. So a runner may die at any moment; the job is claimed again, by this process
+once restarted or by another one, and the sweep resumes where its measurements stop.
 """
 
 from __future__ import annotations
@@ -16,31 +15,44 @@ import time
 import uuid
 from collections.abc import Callable
 
-from flce_tune.errors import StoreError
+from flce_tune.errors import FlceTuneError
 from flce_tune.service.job_process import JobProcess, Outcome
-from flce_tune.service.metrics import Metrics
-from flce_tune.service.settings import ServiceSettings
-from flce_tune.tuning_db.records import Job, JobState
-from flce_tune.tuning_db.store import Store
+from flce_tune.service.queue import Queue, Work
+from flce_tune.tuning_db.records import JobState
 
 log = logging.getLogger(__name__)
 
 
+def new_owner() -> str:
+    """A name for one start of one worker."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+
+
 class JobRunner:
-    """A thread that runs one job after the other, each in a process of its own."""
+    """A thread that runs one job after the other, each in a process of its own.
+
+    Args:
+        queue: where they come from.
+        poll_seconds: how often it is asked while there is nothing to do.
+        stop_seconds: a sweep told to stop gets this long before it is killed.
+        on_finished: called when a job has ended.
+        on_lost: called when one had to be left, because its lease was not renewed.
+    """
 
     def __init__(
         self,
-        store: Store,
-        settings: ServiceSettings,
-        metrics: Metrics,
-        on_finished: Callable[[], None],
+        queue: Queue,
+        *,
+        poll_seconds: float,
+        stop_seconds: float,
+        on_finished: Callable[[], None] = lambda: None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store = store
-        self._settings = settings
-        self._metrics = metrics
+        self._queue = queue
+        self._poll_seconds = poll_seconds
+        self._stop_seconds = stop_seconds
         self._on_finished = on_finished
-        self._owner = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._on_lost = on_lost
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="job runner")
 
@@ -61,61 +73,61 @@ class JobRunner:
     def _loop(self) -> None:
         while not self._stopping.is_set():
             try:
-                job = self._store.claim_job(self._owner, self._settings.lease_seconds)
-                if job is not None:
-                    self._run(job)
+                work = self._queue.claim()
+                if work is not None:
+                    self._run(work)
                     continue
-            except (StoreError, OSError) as error:
-                log.warning("no job could be started, trying again: %s", error)
-            self._stopping.wait(self._settings.poll_seconds)
+            except (FlceTuneError, OSError) as error:
+                log.warning("trying again: %s", error)
+            self._stopping.wait(self._poll_seconds)
 
-    def _run(self, job: Job) -> None:
-        log.info("job %s: starting", job.id)
-        process = JobProcess(self._store.url, job)
+    def _run(self, work: Work) -> None:
+        log.info("job %s: starting", work.id)
         try:
-            self._supervise(job, process)
+            process = work.start()
+            try:
+                self._supervise(work, process)
+            finally:
+                process.kill()
         finally:
-            process.kill()
+            work.close()
 
-    def _supervise(self, job: Job, process: JobProcess) -> None:
-        lease = _Lease(self._store, job.id, self._owner, self._settings.lease_seconds)
+    def _supervise(self, work: Work, process: JobProcess) -> None:
+        lease = _Lease(work)
         outcome: Outcome | None = None
         while outcome is None:
-            outcome = process.wait(min(self._settings.poll_seconds, lease.interval))
+            outcome = process.wait(min(self._poll_seconds, lease.interval))
             lease.renew_if_due()
             if lease.lost:
-                self._metrics.lease_losses.inc()
-                log.warning("job %s: lease lost, leaving it to its new owner", job.id)
+                self._on_lost()
+                log.warning("job %s: lease lost, leaving it to its new owner", work.id)
                 return
             if lease.cancel_requested or self._stopping.is_set():
-                process.stop(self._settings.stop_seconds)
-        self._finish(job, outcome, cancelled=lease.cancel_requested)
+                process.stop(self._stop_seconds)
+        self._finish(work, outcome, cancelled=lease.cancel_requested)
 
-    def _finish(self, job: Job, outcome: Outcome, *, cancelled: bool) -> None:
+    def _finish(self, work: Work, outcome: Outcome, *, cancelled: bool) -> None:
         if outcome.state is not None:
             state, message = outcome.state, outcome.message
         elif cancelled:
             state, message = JobState.CANCELLED, outcome.message or "cancelled while running"
         else:
-            log.info("job %s: given back to the queue", job.id)
-            self._store.release_job(job.id, self._owner)
+            log.info("job %s: given back to the queue", work.id)
+            work.release()
             return
-        log.info("job %s: %s %s", job.id, state.value, message)
+        log.info("job %s: %s %s", work.id, state.value, message)
         self._on_finished()
-        self._store.finish_job(job.id, self._owner, state, message)
+        work.finish(state, message)
 
 
 class _Lease:
     """Our claim to a job; lost when somebody else has it, or might have it by now."""
 
-    def __init__(self, store: Store, job_id: str, owner: str, seconds: float) -> None:
-        self._store = store
-        self._job_id = job_id
-        self._owner = owner
-        self._seconds = seconds
+    def __init__(self, work: Work) -> None:
+        self._work = work
         self._renewed_at = time.monotonic()
         self._due_at = self._renewed_at
-        self.interval = min(1.0, seconds / 4)  # also how soon a cancellation is noticed
+        self.interval = min(1.0, work.lease_seconds / 4)  # also how soon a cancellation is noticed
         self.lost = False
         self.cancel_requested = False
 
@@ -125,13 +137,14 @@ class _Lease:
             return
         self._due_at = now + self.interval
         try:
-            job = self._store.renew_lease(self._job_id, self._owner, self._seconds)
-        except StoreError as error:
-            log.warning("job %s: lease not renewed: %s", self._job_id, error)
-            self.lost = now - self._renewed_at > self._seconds - self.interval
+            wanted = self._work.renew()
+        except FlceTuneError as error:
+            log.warning("job %s: lease not renewed: %s", self._work.id, error)
+            left = self._work.lease_seconds - (time.monotonic() - self._renewed_at)
+            self.lost = left < self.interval
             return
-        if job is None:
+        if wanted is None:
             self.lost = True
         else:
             self._renewed_at = now
-            self.cancel_requested = job.cancel_requested
+            self.cancel_requested = wanted

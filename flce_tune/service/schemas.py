@@ -22,6 +22,16 @@ from flce_tune.tuning_db.records import (
 DtypeName = Literal["bfloat16", "float16", "float32", "float64"]
 Feature = Literal["bias", "softcap", "label_smoothing", "class_weight", "per_token", "statistics"]
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Selector = Annotated[
+    str,
+    Field(
+        pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?|sm_[0-9]{2,3}|(cpu|cuda)-[a-z0-9.-]{1,200})$",
+        description="which device does it: any (auto: a GPU where there is one), a kind, one of "
+        "the machine that takes the job (cuda:1), an architecture (sm_90), or a device by its id; "
+        "the job waits for a machine that has it",
+        examples=["auto", "sm_90"],
+    ),
+]
 T = TypeVar("T")
 
 
@@ -201,11 +211,7 @@ class JobOptions(BaseModel):
 class JobSpec(BaseModel):
     """What a job does, complete: the sweep needs nothing else to know."""
 
-    device: str = Field(
-        "auto",
-        pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$",
-        description="where on the tuning machine; auto: its first GPU, else its CPU",
-    )
+    device: Selector = "auto"
     problems: list[ProblemSpec] = Field(min_length=1, max_length=256)
     options: JobOptions = JobOptions()
     preset: str | None = Field(None, description="the preset the problems came from")
@@ -223,7 +229,7 @@ class JobRequest(BaseModel):
         },
     )
 
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")
+    device: Selector = "auto"
     problems: list[ProblemSpec] = Field([], max_length=256)
     preset: str | None = Field(None, max_length=100)
     tokens: list[Size] = Field(
@@ -387,3 +393,11 @@ class PresetView(BaseModel):
     tokens: list[int]
     dtype: str
     features: list[str]
+
+
+class ImportView(Model):
+    """What an import did."""
+
+    measurements: int = Field(description="added")
+    winners: int = Field(description="added, as unverified")
+    skipped: int = Field(description="known already, or worse than what is verified here")

@@ -27,6 +27,7 @@ class ServiceSettings:
     poll_seconds: float = 0.5  # how often the queue and the events of a watched job are read
     stop_seconds: float = 10.0  # a sweep told to stop gets this long before it is killed
     max_body_bytes: int = 1 << 20
+    max_import_bytes: int = 1 << 30  # of an export that somebody uploads; kept on disk meanwhile
     max_refused_tokens: int = 10  # from one address, in the time below; then it has to wait
     refused_tokens_seconds: float = 60.0
 

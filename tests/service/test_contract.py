@@ -13,6 +13,7 @@ from flce_tune.service.app import create_app
 from flce_tune.service.settings import ServiceSettings
 from flce_tune.tuning_db.store import Store
 
+WORK = {400, 401, 403, 404, 409, 413, 422, 429, 503}
 OPERATIONS = {
     ("GET", "/healthz"): {200},
     ("GET", "/readyz"): {200, 503},
@@ -24,6 +25,13 @@ OPERATIONS = {
     ("GET", "/v1/jobs/{job_id}/events"): {200, 404, 422, 503},
     ("POST", "/v1/misses"): {204, 400, 401, 403, 413, 422, 429, 503},
     ("GET", "/v1/misses"): {200, 422, 503},
+    ("POST", "/v1/jobs/claim"): {200, 204, 400, 401, 403, 413, 422, 429, 503},
+    ("POST", "/v1/jobs/{job_id}/report"): WORK | {200},
+    ("POST", "/v1/jobs/{job_id}/results"): WORK | {204},
+    ("POST", "/v1/jobs/{job_id}/finish"): WORK | {200},
+    ("POST", "/v1/jobs/{job_id}/release"): WORK | {204},
+    ("GET", "/v1/export"): {200, 404, 409, 422, 503},
+    ("POST", "/v1/import"): {200, 401, 403, 413, 422, 429, 503},
     ("GET", "/v1/configs/best"): {200, 404, 409, 422, 503},
     ("GET", "/v1/explain"): {200, 404, 409, 422, 503},
     ("GET", "/v1/measurements"): {200, 404, 409, 422, 503},

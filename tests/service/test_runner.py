@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from flce_tune.errors import StoreUnavailableError
-from flce_tune.service import runner as runner_module
+from flce_tune.service import queue as queue_module
 from flce_tune.service.job_process import Outcome
-from flce_tune.service.metrics import Metrics
-from flce_tune.service.runner import JobRunner
+from flce_tune.service.queue import StoreQueue
+from flce_tune.service.runner import JobRunner, new_owner
 from flce_tune.service.settings import ServiceSettings
 from flce_tune.tuning_db.records import Job, JobState
 from flce_tune.tuning_db.store import Store
@@ -51,7 +51,7 @@ class InstantProcess(FakeProcess):
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
     FakeProcess.started = []
-    monkeypatch.setattr(runner_module, "JobProcess", FakeProcess)
+    monkeypatch.setattr(queue_module, "JobProcess", FakeProcess)
     return FakeProcess.started
 
 
@@ -61,7 +61,8 @@ def quick(settings: ServiceSettings) -> ServiceSettings:
 
 
 def make(store: Store, settings: ServiceSettings) -> JobRunner:
-    return JobRunner(store, settings, Metrics(), on_finished=lambda: None)
+    queue = StoreQueue(store, new_owner(), settings.lease_seconds)
+    return JobRunner(queue, poll_seconds=settings.poll_seconds, stop_seconds=settings.stop_seconds)
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -71,13 +72,13 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_each_job_is_run_once_by_many_runners(
-    store: Store, quick: ServiceSettings, started, monkeypatch: pytest.MonkeyPatch
+    store: Store, settings: ServiceSettings, started, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(runner_module, "JobProcess", InstantProcess)
+    monkeypatch.setattr(queue_module, "JobProcess", InstantProcess)
     for _ in range(24):
         store.submit_job(SPEC)
-    with Store.open(quick.database_url) as second:
-        runners = [make(s, quick) for s in (store, store, second, second)]
+    with Store.open(settings.database_url) as second:
+        runners = [make(s, settings) for s in (store, store, second, second)]
         for runner in runners:
             runner.start()
         until(lambda: not store.jobs(states=[JobState.QUEUED, JobState.RUNNING]))
@@ -138,7 +139,7 @@ def test_a_runner_that_lost_its_lease_kills_the_sweep_and_writes_nothing(
     monkeypatch.setattr(Store, "renew_lease", lambda *_: None)
     until(lambda: started[0].killed.is_set())
     monkeypatch.undo()
-    monkeypatch.setattr(runner_module, "JobProcess", FakeProcess)
+    monkeypatch.setattr(queue_module, "JobProcess", FakeProcess)
     until(lambda: len(started) == 2)  # the lease ran out, and it was claimed again
     assert store.job(job.id).state is JobState.RUNNING
     runner.stop()

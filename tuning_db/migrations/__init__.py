@@ -21,7 +21,7 @@ from flce_tune.tuning_db.models import Base
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest revision, so that opening a database need not load Alembic."""
 
 SCRIPTS = Path(__file__).parent

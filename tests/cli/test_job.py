@@ -1,0 +1,60 @@
+"""Jobs of a service, from the command line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+import flce_tune.client
+from flce_tune.client import Client
+from flce_tune.service.app import create_app
+from flce_tune.service.settings import ServiceSettings
+from flce_tune.tuning_db.records import JobState
+from flce_tune.tuning_db.store import Store
+
+SIZES = ("--hidden", "64", "--vocab", "1024", "--tokens", "1024,2048")
+
+
+@pytest.fixture
+def service(database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A service that the commands talk to without a network; its store."""
+    url = f"sqlite:///{database}"
+    settings = ServiceSettings(url, run_jobs=False, poll_seconds=0.05)
+    with Store.open(url) as store, TestClient(create_app(settings)) as served:
+
+        def connect(address: str, token: str | None) -> Client:
+            return Client(address, token=token, transport=served._transport)
+
+        monkeypatch.setattr(flce_tune.client, "Client", connect)
+        monkeypatch.setenv("FLCE_TUNE_URL", "http://testserver")
+        yield store
+
+
+def test_a_job_from_submission_to_cancellation(run, service: Store):
+    submitted = run("job", "submit", *SIZES, "--device", "cpu", "--quick", "--strategy", "chunked")
+    assert submitted.exit_code == 0, submitted.stderr
+    job = submitted.stdout.strip()
+    spec = service.job(job).spec
+    assert [problem["tokens"] for problem in spec["problems"]] == [1024, 2048]
+    assert (spec["options"]["strategies"], spec["options"]["quick"]) == (["chunked"], True)
+    listed = run("job", "list", "--state", "queued", "--json")
+    assert [one["id"] for one in json.loads(listed.stdout)] == [job]
+    assert "N=1024 D=64 V=1024 bfloat16 and 1 more" in run("job", "show", job).stdout
+    assert run("job", "cancel", job).stdout.startswith("cancelled: ")
+    followed = run("job", "show", job, "--follow")
+    assert followed.stderr.split() == ["queued", "cancelled", "cancelled", "on", "request"]
+    assert service.job(job).state is JobState.CANCELLED
+
+
+def test_what_is_wrong_is_said(run, service: Store, monkeypatch: pytest.MonkeyPatch):
+    assert run("job", "list").exit_code == 4
+    assert "states are queued, running" in run("job", "list", "--state", "lost").stderr
+    odd = run("job", "submit", *SIZES, "--device", "abacus")
+    assert (odd.exit_code, "device" in odd.stderr) == (2, True)
+    unknown = run("job", "show", "00000000-0000-0000-0000-000000000000")
+    assert (unknown.exit_code, "no job 0000" in unknown.stderr) == (1, True)
+    monkeypatch.delenv("FLCE_TUNE_URL")
+    nowhere = run("job", "list")
+    assert (nowhere.exit_code, "FLCE_TUNE_URL" in nowhere.stderr) == (2, True)
