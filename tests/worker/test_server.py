@@ -1,4 +1,7 @@
-"""Workers without database access against a real service process, on either database."""
+"""Workers without database access against a real service process.
+
+All of it on both databases: pytest -m "slow or soak" tests/worker
+"""
 
 import contextlib
 import json
@@ -18,8 +21,6 @@ from flce_tune.client import Client, Retries
 from flce_tune.service.schemas import JobOptions, JobRequest, ProblemSpec
 from flce_tune.tuning_db.records import JobState, Scope
 from flce_tune.tuning_db.store import Store
-
-pytestmark = pytest.mark.slow
 
 SERVE = """
 import json, sys
@@ -79,6 +80,18 @@ class Site:
             process = subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log)
         self.processes.append(process)
         return process
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("sqlite", marks=pytest.mark.slow),
+        pytest.param("postgresql", marks=pytest.mark.soak),
+    ]
+)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgresql":
+        return request.getfixturevalue("postgres_url")
+    return f"sqlite:///{tmp_path / 'tuning.sqlite3'}"
 
 
 @pytest.fixture
@@ -148,6 +161,7 @@ def test_workers_and_service_die_in_mid_job_and_nothing_is_lost_or_doubled(
         assert worker.wait() == 0
 
 
+@pytest.mark.soak
 def test_a_stopped_worker_gives_its_job_back_with_what_it_measured(site: Site, client: Client):
     site.serve()
     worker = site.worker("worker")
@@ -166,6 +180,7 @@ def test_a_stopped_worker_gives_its_job_back_with_what_it_measured(site: Site, c
     assert [event.kind for event in client.follow(job)].count("measurement") == len(configs)
 
 
+@pytest.mark.soak
 def test_a_running_job_is_cancelled_at_its_worker(site: Site, client: Client):
     site.serve()
     site.worker("worker")
