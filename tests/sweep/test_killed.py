@@ -127,5 +127,5 @@ def test_the_command_killed_fifty_times(tmp_path: Path):
 
 def stage(text):
     """How far a sweep had come by its own account."""
-    seen = [word for word in ("measuring", "racing", "final", "winner") if word in text]
-    return seen[-1] if seen else "starting"
+    stages = ("starting", "measuring", "racing", "final", "winner")
+    return max(stages, key=lambda stage: text.rfind(f"\n{stage}"))
