@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 import typer
 
+from flce_tune.cli.console import print_note
 from flce_tune.cli.targets import chosen_devices
 from flce_tune.errors import SweepError
 from flce_tune.kernels.problem import describe_device
@@ -42,6 +43,7 @@ class Where:
             if error.name != "ray":
                 raise
             raise SweepError("--executor ray needs Ray: pip install 'flce-tune[ray]'") from error
+        print_note("connecting to Ray ...")
         with ray_places(problems, accelerators=self.accelerators, cpu=self.cpu) as places:
             yield places
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -44,8 +45,29 @@ def reporting(console: Console, problems: int) -> Iterator[SweepEvents]:
         TimeElapsedColumn(),
         _Best(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
-        yield Bar(progress, _Heading(problems))
+    heading = _Heading(problems)
+    progress = Progress(*columns, console=console, transient=True, auto_refresh=False)
+    with progress, _ticking(progress, heading.lock):
+        yield Bar(progress, heading)
+
+
+@contextmanager
+def _ticking(progress: Progress, lock: threading.Lock) -> Iterator[None]:
+    """Draw ten times a second, never while a place prints: Rich's own thread would mix the two."""
+    ended = threading.Event()
+
+    def draw() -> None:
+        while not ended.wait(0.1):
+            with lock:
+                progress.refresh()
+
+    thread = threading.Thread(target=draw, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class _Count(ProgressColumn):
@@ -80,16 +102,18 @@ class Bar(SweepEvents):
     def on_start(self, problem: Problem, total: int) -> None:
         """Head the problem."""
         self._best = None
-        self._say(self._heading.next(problem), "bold")
+        with self._heading.lock:
+            self._say(self._prefix + self._heading.next(problem), "bold")
 
     def on_stage(self, stage: Stage, total: int) -> None:
         """Start a bar; only measuring is counted, the other stages pulse."""
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-        known = total if stage == "measure" else None
-        self._task = self._progress.add_task(
-            self._prefix + STAGES[stage], total=known, best=self._best
-        )
+        with self._heading.lock:
+            self._clear()
+            self._task = self._progress.add_task(
+                self._prefix + STAGES[stage],
+                total=total if stage == "measure" else None,
+                best=self._best,
+            )
 
     def on_measurement(self, measurement: Measurement, done: int, total: int) -> None:
         """Move the bar."""
@@ -100,22 +124,28 @@ class Bar(SweepEvents):
 
     def on_winners(self, winners: Sequence[Winner]) -> None:
         """Take the bar away."""
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-            self._task = None
+        with self._heading.lock:
+            self._clear()
 
     def on_wait(self, problem: Problem, owner: str) -> None:
         """Say who is waited for."""
-        self._say(_waiting(problem, owner), "dim")
+        with self._heading.lock:
+            self._say(_waiting(problem, owner), "dim")
 
     def on_place_lost(self, place: str, reason: str, dropped: bool) -> None:
         """Say what was lost, and take its bar away."""
-        self.on_winners(())
-        self._progress.refresh()
-        self._progress.console.print(Text(_lost(place, reason, dropped), style="yellow"))
+        with self._heading.lock:
+            self._clear()
+            self._progress.refresh()
+            self._say(_lost(place, reason, dropped), "yellow")
 
     def _say(self, line: str, style: str) -> None:
-        self._progress.console.print(Text(self._prefix + line, style=style))
+        self._progress.console.print(Text(line, style=style))
+
+    def _clear(self) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
 
 
 class Lines(SweepEvents):
@@ -168,6 +198,7 @@ class _Heading:
     """Numbers the problems, on whichever place they are."""
 
     def __init__(self, problems: int) -> None:
+        self.lock = threading.Lock()  # one place draws at a time
         self._problems = problems
         self._numbers: dict[Problem, int] = {}
 
