@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from flce_tune.kernels.problem import Device, Problem, describe_device
 
 Description = Mapping[str, object]
 
+CAPACITY = 4096
 _settled: weakref.WeakKeyDictionary[ProcessGroup, dict[Any, Any]] = weakref.WeakKeyDictionary()
 """What the ranks of a group have settled. All hold the same keys, as each call is compared."""
 
@@ -90,15 +91,14 @@ def agree(
     return shard
 
 
-def require_same_labels(shard: Shard, target: Tensor, description: Description) -> None:
-    """Compare the labels themselves at the first call of its kind; waits for the device.
+def require_same_labels(shard: Shard, target: Tensor) -> None:
+    """Compare the labels themselves at a group's first call; waits for the device.
 
     Raises:
         RankMismatchError: other labels on some rank.
     """
-    key = ("labels", _hash(repr(sorted(description.items()))), shard.ranges)
     known = _memory(shard.group)
-    if key in known:
+    if "labels" in known:
         return
     place = torch.arange(1, target.numel() + 1, device=target.device)
     sums = _everyone(shard.group, target.device, int((target * place).sum()))
@@ -106,7 +106,7 @@ def require_same_labels(shard: Shard, target: Tensor, description: Description) 
         raise RankMismatchError(
             f"labels differ between the ranks of process_group: {DIFFERENT_TOKENS}"
         )
-    known[key] = True
+    known["labels"] = True
 
 
 def agreed_config(
@@ -121,7 +121,8 @@ def agreed_config(
     Raises:
         InvalidConfigError: it cannot run on the device of some rank.
     """
-    key = ("config", problem, workspace_limit, explicit)
+    problem = replace(problem, tokens=problem.bucket)  # so that few lengths are settled
+    key = (problem, workspace_limit, explicit)
     known = _memory(shard.group)
     if key not in known:
         mine = explicit or choose(problem, describe_device(device), workspace_limit)
@@ -136,8 +137,8 @@ def _chosen(problem: Problem, answers: list[tuple[Config, Device]]) -> Config:
     for rank, (_, device) in enumerate(answers):
         if reason := strategies.reject(config, problem, device):
             raise InvalidConfigError(
-                f"config {config}, which rank 0 of process_group chose for all, cannot run on "
-                f"rank {rank} ({device.name}): {reason}"
+                f"config {config}, the same for all ranks of process_group, cannot run on rank "
+                f"{rank} ({device.name}): {reason}"
             )
     return config
 
@@ -153,7 +154,10 @@ def _captured(group: ProcessGroup, signature: int, rows: int, vocab_range: Range
 
 
 def _memory(group: ProcessGroup) -> dict[Any, Any]:
-    return _settled.setdefault(group, {})
+    known = _settled.setdefault(group, {})
+    if len(known) > CAPACITY:  # on every rank at once
+        known.clear()
+    return known
 
 
 def _hash(text: str) -> int:

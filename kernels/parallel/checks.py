@@ -54,7 +54,6 @@ def global_labels(
     shard: Shard,
     asked: Reduction,
     dtype: torch.dtype,
-    description: dict[str, object],
     *,
     check_targets: bool,
 ) -> GlobalLabels:
@@ -62,7 +61,7 @@ def global_labels(
     class_weight = asked.class_weight
     check_class_weight(class_weight, shard.vocab)
     target = asked.target.to(torch.int64)
-    require_same_labels(shard, target, description)
+    require_same_labels(shard, target)
     if check_targets or target.device.type == "cpu":
         check_target_range(target, shard.vocab, asked.loss.ignore_index)
     if class_weight is not None:

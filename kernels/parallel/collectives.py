@@ -15,6 +15,8 @@ _scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scat
 
 def gathered(group: ProcessGroup, mine: Tensor) -> Tensor:
     """Every rank's tensor of this shape, [ranks, ...]."""
+    if group.size() == 1:
+        return mine[None]
     parts = torch.empty(group.size(), *mine.shape, dtype=mine.dtype, device=mine.device)
     _gather(parts.view(-1), mine.contiguous().view(-1), group=group)
     return parts

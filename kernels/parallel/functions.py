@@ -17,7 +17,7 @@ from flce_tune.kernels.parallel.job import Job
 from flce_tune.kernels.parallel.merge import nothing
 from flce_tune.kernels.scaling import add_scaled_, scaled
 from flce_tune.kernels.strategies.common import gradient_dtype
-from flce_tune.kernels.values import Gradients, Statistics, Wanted
+from flce_tune.kernels.values import Statistics, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,9 @@ class ReducedLoss(torch.autograd.Function):
             if len(inputs.x) == 0:
                 statistics = nothing(0, x, job.loss, wanted)
                 gradients = no_gradients(x, inputs.weight, wanted)
-            elif wanted.dx or wanted.dw or wanted.db:
-                config = job.choose(inputs, wanted, per_token=False)
-                statistics, gradients = train(job, inputs, applied, wanted, config)
             else:
                 config = job.choose(inputs, wanted, per_token=False)
-                statistics, gradients = job.evaluate(inputs, wanted, config), Gradients()
+                statistics, gradients = train(job, inputs, applied, wanted, config)
             gradients = job.padded(gradients, len(weight))
             rows = losses.row_losses(job.labels, statistics, job.loss)
             value = (rows * row_weight).sum()

@@ -35,6 +35,8 @@ def train(
     config: Config,
 ) -> tuple[Statistics, Gradients]:
     """Statistics over the whole vocabulary, and the gradients of Σ_i r_i·loss_i."""
+    if not (wanted.dx or wanted.dw or wanted.db):
+        return job.evaluate(inputs, wanted, config), Gradients()
     if config.strategy not in ONE_PASS:
         merged = job.evaluate(inputs, wanted, config)
         stats, given = job.coefficients(merged, row_weight)

@@ -126,7 +126,7 @@ class _Agreed:
             asked = call.checked(split)
         shard = agree(group, x.device, description, len(call.weight), split.vocab_range)
         dtype = compute_dtype(x, call.weight)
-        labels = global_labels(shard, asked, dtype, description, check_targets=call.check_targets)
+        labels = global_labels(shard, asked, dtype, check_targets=call.check_targets)
         kept = counted_rows(
             labels.target, shard.vocab, call.loss.ignore_index, check_targets=call.check_targets,
             drop_ignored=call.drop_ignored, max_counted=call.max_counted,

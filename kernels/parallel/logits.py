@@ -59,7 +59,7 @@ def cross_entropy(
         if in_place:
             check_in_place(logits, rows)
     shard = agree(process_group, logits.device, description, logits.shape[-1], vocab_range)
-    labels = global_labels(shard, asked, logits.dtype, description, check_targets=check_targets)
+    labels = global_labels(shard, asked, logits.dtype, check_targets=check_targets)
     entropy, prediction = asked.statistics()
     wanted = Wanted(entropy=entropy, prediction=prediction)
     results = given_row_loss(rows, shard, labels, loss, wanted, in_place)

@@ -9,6 +9,7 @@ from split_cases import (
     even,
     joined,
     logprobs,
+    plain_split,
     run_split,
     statistics,
 )
@@ -72,6 +73,17 @@ def test_only_what_requires_grad_gets_a_gradient(ranks, needs):
     case = make(N, D, V, torch.float64, ["bias"])
     for reduction in ("mean", "none"):
         check(ranks, case, torch.float64, even(V, 2), needs=needs, reduction=reduction)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_recomputing_is_as_exact_as_plain_torch_on_the_same_split(ranks, reduction):
+    bounds = even(517, 3)
+    case = make(128, 64, 517, torch.bfloat16, ["ignored", "bias", "label_smoothing", "softcap"])
+    config = Config("recompute", slab=64)
+    parts = ranks.run(3, run_split, case, bounds, reduction=reduction, config=config)
+    _, truth = expect(case, torch.bfloat16, reduction=reduction)
+    plain = plain_split(case, bounds, reduction=reduction)
+    hold(joined(parts, bounds), plain, truth, torch.bfloat16)
 
 
 def test_any_upstream_gradient(ranks):

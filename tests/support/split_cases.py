@@ -12,6 +12,7 @@ from loss_cases import NEEDS, Case, run
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from flce_tune.kernels import reference
 from flce_tune.kernels.given_logits import cross_entropy
 from flce_tune.kernels.op import linear_cross_entropy, linear_logprobs
 
@@ -56,6 +57,25 @@ def run_split(
         bias=share(case.bias, bounds, rank, padding),
     )
     return run(linear_cross_entropy, local, needs, upstream, process_group=group, **keywords)
+
+
+def plain_split(case: Case, bounds: Sequence[int], **keywords: Any) -> dict[str, Tensor]:
+    """Plain torch on the same split: each part of dX is rounded before they are summed."""
+    parts = [slice(a, b) for a, b in pairwise(bounds)]
+    x = [case.x.detach().clone().requires_grad_() for _ in parts]
+    weight = case.weight.detach().clone().requires_grad_()
+    bias = None if case.bias is None else case.bias.detach().clone().requires_grad_()
+    columns = [
+        reference.logits(x_of_part, weight[part], None if bias is None else bias[part])
+        for x_of_part, part in zip(x, parts, strict=True)
+    ]
+    loss = reference.cross_entropy(torch.cat(columns, -1), case.target, **case.options, **keywords)
+    leaves = [*x, weight] if bias is None else [*x, weight, bias]
+    gradients = torch.autograd.grad(loss, leaves, torch.ones_like(loss))
+    dx = torch.stack([g.double() for g in gradients[: len(x)]]).sum(0)
+    names = ("weight", "bias")[: len(leaves) - len(x)]
+    rest = dict(zip(names, gradients[len(x) :], strict=True))
+    return {"loss": loss.detach(), "x": dx.to(case.x.dtype)} | rest
 
 
 def joined(parts: Sequence[dict[str, Tensor]], bounds: Sequence[int]) -> dict[str, Tensor]:
