@@ -125,9 +125,9 @@ def _check_each(required: dict[str, Tensor], optional: dict[str, Tensor | None])
             raise TypeError(f"{name} must hold all of its rows, got a DTensor: pass the result of "
                             f"{name}.full_tensor(), gathered before the call")  # fmt: skip
         if tensor.device != like.device:
-            raise ValueError(
-                f"{name} is on {tensor.device}, {first} is on {like.device}: move one of them"
-            )
+            meta = tensor.is_meta or like.is_meta
+            remedy = "load the values of what is on meta" if meta else "move one of them"
+            raise ValueError(f"{name} is on {tensor.device}, {first} is on {like.device}: {remedy}")
         if name == "target":
             if tensor.dtype not in (torch.int64, torch.int32):
                 raise TypeError(f"target must be int64 or int32, got {tensor.dtype}")

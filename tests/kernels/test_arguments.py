@@ -79,7 +79,7 @@ def test_another_device_is_named(name):
     shape = {"weight": (V, D), "target": (N,), "token_weight": (N,)}.get(name, (V,))
     dtype = torch.int64 if name == "target" else torch.float32
     elsewhere = torch.zeros(shape, dtype=dtype, device="meta")
-    refuse(ValueError, name, "meta", "cpu", **{name: elsewhere})
+    refuse(ValueError, name, "meta", "cpu", "load the values", **{name: elsewhere})
 
 
 @pytest.mark.parametrize("weight", [torch.zeros(0), torch.zeros(0, D), torch.zeros(V * D)])
