@@ -87,6 +87,18 @@ def rounded_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return total, torch.where(total.isfinite(), rest, 0.0)
 
 
+def joined_lse(
+    lse: Tensor,  # [T, n] of disjoint columns
+    lse_low: Tensor,  # [T, n]
+) -> tuple[Tensor, Tensor, Tensor]:  # [n], [n], [T, n]
+    """lse of all columns in two parts, and each part's share of the probability."""
+    m = lse.amax(dim=0)
+    reference = m.masked_fill(m.isinf(), 0.0)
+    e = torch.exp((lse - reference) + lse_low)
+    total = e.sum(dim=0)
+    return *rounded_sum(reference, total.log()), e / total
+
+
 def gradient(
     raw: Tensor,  # [n, v] raw logits of columns first, first + 1, ...
     labels: Labels,

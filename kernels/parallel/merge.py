@@ -10,7 +10,7 @@ from flce_tune.kernels.backends import even_parts
 from flce_tune.kernels.loss import scaled_logits, statistics_dtype
 from flce_tune.kernels.parallel.collectives import gathered
 from flce_tune.kernels.parallel.shard import GlobalLabels, Shard
-from flce_tune.kernels.torch_backend import rounded_sum
+from flce_tune.kernels.torch_backend import joined_lse
 from flce_tune.kernels.values import Inputs, LossSpec, Statistics, Wanted
 
 PICKED_ELEMENTS = 1 << 24
@@ -42,16 +42,12 @@ def merge(
     parts = gathered(shard.group, torch.stack(columns))
     lse, low, label, target, *rest = parts.unbind(1)  # each [ranks, n]
 
-    highest = lse.amax(0)
-    reference = highest.masked_fill(highest.isinf(), 0.0)
-    share = torch.exp((lse - reference) + low)
-    total = share.sum(0)
-    merged, merged_low = rounded_sum(reference, total.log())
+    merged, merged_low, share = joined_lse(lse, low)
     unknown = (labels.target < 0) | (labels.target >= shard.vocab)
     logit_sum = rest.pop(0).sum(0) if local.logit_sum is not None else None
     mean_logit = None
     if local.mean_logit is not None:
-        mean_logit = torch.where(share == 0, 0.0, share * rest.pop(0)).sum(0) / total
+        mean_logit = torch.where(share == 0, 0.0, share * rest.pop(0)).sum(0)
     prediction = None
     if local.prediction is not None:
         best = rest[0].argmax(0, keepdim=True)  # the first of equals, and ranks are in order

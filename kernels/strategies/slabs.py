@@ -18,7 +18,7 @@ from torch import Tensor
 from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer
 from flce_tune.kernels.loss import scaled_logits
 from flce_tune.kernels.strategies import common
-from flce_tune.kernels.torch_backend import rounded_sum
+from flce_tune.kernels.torch_backend import joined_lse
 from flce_tune.kernels.values import Inputs, LossSpec, Statistics, Wanted
 
 ROW_MULTIPLE = 128
@@ -68,24 +68,21 @@ def _merge(
     slabs: Sequence[slice],
 ) -> Statistics:
     """Statistics of all columns."""
-    lse = torch.stack([part.lse for part in parts])
-    m = lse.amax(0)
-    reference = m.masked_fill(m.isinf(), 0.0)
-    share = torch.exp((lse - reference) + torch.stack([part.lse_low for part in parts]))
-    total = share.sum(0)
-    rounded, low = rounded_sum(reference, total.log())
-    target_logit = torch.full_like(rounded, float("nan"))
+    lse, low, share = joined_lse(
+        torch.stack([part.lse for part in parts]), torch.stack([part.lse_low for part in parts])
+    )
+    target_logit = torch.full_like(lse, float("nan"))
     for part, columns in zip(parts, slabs, strict=True):
         inside = (target >= columns.start) & (target < columns.stop)
         target_logit = torch.where(inside, part.target_logit, target_logit)
     logit_sums = [part.logit_sum for part in parts if part.logit_sum is not None]
     means = [part.mean_logit for part in parts if part.mean_logit is not None]
     return Statistics(
-        lse=rounded,
+        lse=lse,
         lse_low=low,
         target_logit=target_logit,
         logit_sum=torch.stack(logit_sums).sum(0) if logit_sums else None,
-        mean_logit=_weighted_mean(torch.stack(means), share, total) if means else None,
+        mean_logit=_weighted_mean(torch.stack(means), share) if means else None,
         prediction=_first_largest(predictions) if predictions else None,
     )
 
@@ -93,10 +90,9 @@ def _merge(
 def _weighted_mean(
     values: Tensor,  # [T, n]
     weights: Tensor,  # [T, n]
-    total: Tensor,  # [n], sum of the weights
 ) -> Tensor:  # [n]
     """Mean over slabs; one without weight has no mean of its own."""
-    return torch.where(weights == 0, 0.0, weights * values).sum(0) / total
+    return torch.where(weights == 0, 0.0, weights * values).sum(0)
 
 
 def _first_largest(predictions: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
