@@ -5,7 +5,8 @@ the walk: the GEMMs run one after the other, so which tile suits one hardly depe
 The walk starts at the analytic default and changes one field at a time: it measures all proposed
 values of a field with the others held fixed, keeps the best, goes on to the next field, until a
 whole round of fields brings nothing. Strategies and accumulators are walked separately, in turns;
-one that starts hopelessly far behind the others is left alone.
+one that starts hopelessly far behind the others is left alone. Of a budget that was asked for, what
+the walk leaves is spent on combinations that ``sampling`` chooses.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -20,10 +22,12 @@ from typing import Any
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Device, Problem
+from flce_tune.sweep import sampling
 from flce_tune.sweep.events import SweepOptions
 
 WALK_BUDGET = 160  # configs
-QUICK_BUDGET = 40
+QUICK_BUDGET = 30
+QUICK_TILES = 3  # of each GEMM; strategies propose the best known first
 REVISITED = 3  # values of a field that are measured again after other fields have changed
 GAIN = 0.995  # a step of the walk must be this much faster
 HOPELESS = 4.0  # times the best walk's best: tiles do not make up for that
@@ -53,6 +57,8 @@ class Search:
         """
         names = options.strategies or strategies.names()
         self.space = [c for n in names for c in strategies.space(problem, device, strategy=n)]
+        if options.quick:
+            self.space = lean(self.space)
         self._always = list(dict.fromkeys(always))
         self._starts = {n: strategies.get(n).default(problem, device) for n in names}
         self._starts |= {config.strategy: config for config in reversed(near)}
@@ -70,7 +76,7 @@ class Search:
         """Yield configs to measure, never one twice; ``time_of`` is asked about earlier batches."""
         seen = dict.fromkeys(self._always)
         yield list(seen)
-        sources = [self._fill_up()] if self._whole else self._sources(time_of)
+        sources = [self._fill_up(time_of, seen)] if self._whole else self._sources(time_of, seen)
         for batch in itertools.chain.from_iterable(sources):
             fresh = [config for config in dict.fromkeys(batch) if config not in seen]
             fresh = fresh[: self.budget - len(seen)]
@@ -80,7 +86,7 @@ class Search:
             if len(seen) >= self.budget:
                 return
 
-    def _sources(self, time_of: TimeOf) -> list[Iterator[list[Config]]]:
+    def _sources(self, time_of: TimeOf, seen: Collection[Config]) -> list[Iterator[list[Config]]]:
         walks = {
             _group(configs[0]): walk(
                 configs, self._starts[configs[0].strategy], time_of, self._valid
@@ -89,12 +95,57 @@ class Search:
         }
         given_up: set[Group] = set()
         walking = _in_turns(walks, time_of, given_up)
-        return [walking, self._fill_up(given_up)] if self._fill else [walking]
+        return [walking, self._fill_up(time_of, seen, given_up)] if self._fill else [walking]
 
-    def _fill_up(self, without: Collection[Group] = ()) -> Iterator[list[Config]]:
-        """The whole space, shuffled; of groups that were given up, nothing."""
-        shuffled = random.Random(self._seed).sample(self.space, len(self.space))
-        yield [config for config in shuffled if _group(config) not in without]
+    def _fill_up(
+        self, time_of: TimeOf, seen: Collection[Config], without: Collection[Group] = ()
+    ) -> Iterator[list[Config]]:
+        """The whole space if the budget covers it, else a sample of all combinations.
+
+        Of groups that were given up, nothing. ``seen`` is read when this is first advanced.
+        """
+        space = self.space if self._whole else combinations(self.space, self._valid)
+        space = [config for config in space if _group(config) not in without]
+        if len({*space, *seen}) > self.budget:
+            if sampling.available():
+                yield from ([c] for c in sampling.sampled(space, seen, time_of, self._seed))
+                return
+            warnings.warn(
+                "flce-tune: the budget does not cover the space, and Optuna, which would choose "
+                "what to measure, is not installed: pip install 'flce-tune[search]'. "
+                "Chance chooses instead.",
+                stacklevel=2,
+            )
+        yield random.Random(self._seed).sample(space, len(space))
+
+
+def lean(space: Sequence[Config]) -> list[Config]:
+    """What a quick sweep looks at: few tiles, and of accumulators in tiles the smaller one."""
+    tiles = {
+        name: [*dict.fromkeys(tile for c in space if (tile := getattr(c, name)))][:QUICK_TILES]
+        for name in ("logits", "dx", "dw")
+    }
+
+    def kept(config: Config) -> bool:
+        few = all(getattr(config, n) is None or getattr(config, n) in t for n, t in tiles.items())
+        smaller = replace(config, accumulator="split24") in proposed
+        return few and not (config.accumulator == "fp32" and any(_tiles(config)) and smaller)
+
+    proposed = set(space)
+    return [config for config in space if kept(config)]
+
+
+def combinations(space: Sequence[Config], valid: Callable[[Config], bool]) -> list[Config]:
+    """Every valid combination of the values that each strategy and accumulator proposes."""
+    combined = []
+    for group in groups(space):
+        values = [list(dict.fromkeys(getattr(c, name) for c in group)) for name in _FIELDS]
+        combined += [
+            config
+            for chosen in itertools.product(*values)
+            if valid(config := replace(group[0], **dict(zip(_FIELDS, chosen, strict=True))))
+        ]
+    return combined
 
 
 def groups(space: Sequence[Config]) -> list[list[Config]]:
