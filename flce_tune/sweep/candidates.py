@@ -25,8 +25,8 @@ from flce_tune.kernels.problem import Device, Problem
 from flce_tune.sweep import sampling
 from flce_tune.sweep.events import SweepOptions
 
-WALK_BUDGET = 160  # configs
-QUICK_BUDGET = 30
+WALK_BUDGET = 200  # configs
+QUICK_BUDGET = 40
 QUICK_TILES = 3  # of each GEMM; strategies propose the best known first
 REVISITED = 3  # values of a field that are measured again after other fields have changed
 GAIN = 0.995  # a step of the walk must be this much faster
@@ -34,6 +34,7 @@ HOPELESS = 4.0  # times the best walk's best: tiles do not make up for that
 
 TimeOf = Callable[[Config], float | None]  # ms of a measured config, None if it failed
 Group = tuple[str, str]  # strategy and accumulator
+TILED = ("logits", "dx", "dw")
 _FIELDS = tuple(f.name for f in fields(Config) if f.name not in ("strategy", "accumulator"))
 
 
@@ -62,7 +63,7 @@ class Search:
         self._always = list(dict.fromkeys(always))
         self._starts = {n: strategies.get(n).default(problem, device) for n in names}
         self._starts |= {config.strategy: config for config in reversed(near)}
-        self._valid = lambda config: strategies.reject(config, problem, device) is None
+        self.valid = lambda config: strategies.reject(config, problem, device) is None
         self._seed = options.seed
         self._whole = not any(tile for config in self.space for tile in _tiles(config))
         size = len({*self.space, *self._always})
@@ -89,7 +90,7 @@ class Search:
     def _sources(self, time_of: TimeOf, seen: Collection[Config]) -> list[Iterator[list[Config]]]:
         walks = {
             _group(configs[0]): walk(
-                configs, self._starts[configs[0].strategy], time_of, self._valid
+                configs, self._starts[configs[0].strategy], time_of, self.valid
             )
             for configs in groups(self.space)
         }
@@ -104,7 +105,7 @@ class Search:
 
         Of groups that were given up, nothing. ``seen`` is read when this is first advanced.
         """
-        space = self.space if self._whole else combinations(self.space, self._valid)
+        space = self.space if self._whole else combinations(self.space, self.valid)
         space = [config for config in space if _group(config) not in without]
         if len({*space, *seen}) > self.budget:
             if sampling.available():
@@ -123,7 +124,7 @@ def lean(space: Sequence[Config]) -> list[Config]:
     """What a quick sweep looks at: few tiles, and of accumulators in tiles the smaller one."""
     tiles = {
         name: [*dict.fromkeys(tile for c in space if (tile := getattr(c, name)))][:QUICK_TILES]
-        for name in ("logits", "dx", "dw")
+        for name in TILED
     }
 
     def kept(config: Config) -> bool:
@@ -194,19 +195,23 @@ def _best_values(name: str, measured: Sequence[Config], time_of: TimeOf) -> list
     return list(dict.fromkeys(getattr(config, name) for config in ranked))
 
 
-def covering(configs: Sequence[Config]) -> list[Config]:
-    """Pick few configs that hold every tile of every strategy and accumulator between them."""
-    seen: set[tuple[object, ...]] = set()
+def covering(space: Sequence[Config], valid: Callable[[Config], bool]) -> list[Config]:
+    """Make few configs that hold every tile of every strategy and accumulator between them.
+
+    Their tiles differ all at once, so that compilers that work on them side by side do not compile
+    the same kernels. Where tiles do not go together, the configs of ``space`` stand in.
+    """
     chosen = []
-    for config in sorted(configs, key=lambda c: -sum(t is not None for t in _tiles(c))):
-        kernels = {
-            (config.strategy, config.accumulator, place, tile)
-            for place, tile in enumerate(_tiles(config))
-        }
-        if not kernels <= seen:
-            seen |= kernels
-            chosen.append(config)
-    return chosen
+    for group in groups(space):
+        tiles = {name: list(dict.fromkeys(getattr(c, name) for c in group)) for name in TILED}
+        for number in range(max(map(len, tiles.values()))):
+            together = {name: t[number % len(t)] for name, t in tiles.items()}
+            base = next((c for c in group if valid(replace(c, **together))), None)
+            if base is not None:
+                chosen.append(replace(base, **together))
+            else:
+                chosen += [c for c in group if any(getattr(c, n) == t for n, t in together.items())]
+    return list(dict.fromkeys(chosen))
 
 
 def differing(a: Config, b: Config) -> set[str]:

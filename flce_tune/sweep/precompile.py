@@ -21,9 +21,9 @@ from flce_tune.sweep.measure import BenchFactory
 from flce_tune.sweep.places import Place, PlaceLostError
 from flce_tune.sweep.worker import StoppedError
 
-CHUNK = 128  # tokens
+CHUNK = 256  # tokens
 PARTS = 4  # the first, the last and those between them have kernels of their own
-LARGEST_SLAB = 16384  # vocabulary columns
+LARGEST_SLAB = 16896  # vocabulary columns
 HIDDEN = 512
 REMAINDER = 256  # the largest block; kernels differ by what is left of a size, and by little else
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import optuna
 
 STARTUP = 8  # random configs before there is anything to learn from
-REPEATS = 20  # asked in a row for a config that is known or cannot run, before chance decides
+VARIATIONS = 30  # of what is asked for, where that is known already or cannot run
 FAILED = 1e12  # ms; only ranks count
 SIZES = ("chunk", "slab")
 TILES = ("logits", "dx", "dw")
@@ -49,12 +49,12 @@ def sampled(
     for config in known:
         if config in space.grid:
             study.add_trial(space.trial(space.parameters(config), time_of(config)))
-    left = [config for config in dict.fromkeys(grid) if config not in seen]
-    random.Random(seed).shuffle(left)
+    shuffled = random.Random(seed).sample(grid, len(grid))
+    left = dict.fromkeys(config for config in shuffled if config not in seen)
     while left:
-        parameters = _asked(study, space, seen) or space.parameters(left[-1])
+        parameters = _asked(study, space, seen) or space.parameters(next(iter(left)))
         config = space.config(parameters)
-        left.remove(config)
+        del left[config]
         seen.add(config)
         yield config
         study.add_trial(space.trial(parameters, time_of(config)))
@@ -85,6 +85,8 @@ class _Space:
         self.distributions: dict[str, Any] = {
             "kind": CategoricalDistribution(range(len(self._kinds)))
         }
+        self._sizes = {"kind": len(self._kinds)}
+        self._sizes |= {name: len(values) for name, values in self._values.items()}
         for name, values in self._values.items():
             if len(values) > 1:
                 ranks = range(len(values))
@@ -113,6 +115,14 @@ class _Space:
             )
         return parameters
 
+    def around(self, parameters: dict[str, int]) -> Iterator[dict[str, int]]:
+        """The parameters, then with more and more of them drawn anew."""
+        yield parameters
+        names = list(self.distributions)
+        for number in range(VARIATIONS):
+            drawn = self._random.sample(names, 1 + number * len(names) // VARIATIONS)
+            yield parameters | {name: self._random.randrange(self._sizes[name]) for name in drawn}
+
     def trial(self, parameters: dict[str, int], ms: float | None) -> optuna.trial.FrozenTrial:
         """What came of a config; None: it failed."""
         from optuna.trial import create_trial
@@ -125,15 +135,15 @@ class _Space:
 
 
 def _asked(study: optuna.Study, space: _Space, seen: Collection[Config]) -> dict[str, int] | None:
-    """Parameters of a new config; None if the sampler only comes back to what is known."""
+    """Parameters of a new config, what the sampler asks for or near it; None if there is none."""
     from optuna.trial import TrialState
 
-    for _ in range(REPEATS):
-        trial = study.ask(space.distributions)
-        study.tell(trial, state=TrialState.FAIL)  # a new config is added once its time is known
-        config = space.config(trial.params)
+    trial = study.ask(space.distributions)
+    study.tell(trial, state=TrialState.FAIL)  # a config is added once its time is known
+    for parameters in space.around(trial.params):
+        config = space.config(parameters)
         if config in space.grid and config not in seen:
-            return trial.params
+            return parameters
     return None
 
 

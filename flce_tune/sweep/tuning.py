@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import Counter
@@ -44,6 +45,8 @@ class Effort:
 FULL = Effort(second_runs=2, finalists=16, rounds=15, final_s=20.0)
 QUICK = Effort(second_runs=1, finalists=8, rounds=9, final_s=6.0)
 PLAIN_RUNS = 3
+SECOND_CHANCES = 40  # configs that run again, at most
+SCALE_S = 0.8  # for which a comparison of clocks holds; a compilation takes longer
 
 
 class ProblemSweep:
@@ -77,6 +80,7 @@ class ProblemSweep:
         self._trials: dict[Config, Trial] = {}  # of those checked by this sweep
         self._passed: set[Config] = set()  # also checked on the ragged neighbour
         self._twins: dict[Config, Config] = {}  # who has the same binaries and races for both
+        self._scale, self._scaled_at = 1.0, -math.inf  # what the first racer said last, and when
         self._stages: list[tuple[Stage, float]] = []  # and when they started
         self._progress = ProblemReport(problem, place.device)
         self._failures: Counter[Status] = Counter()
@@ -172,7 +176,8 @@ class ProblemSweep:
         if self._device.kind != "cuda" or not self._options.isolate:
             return
         known = self._known()
-        tiled = [c for c in covering(search.space) if (c.logits, c.dx, c.dw) != (None,) * 3]
+        cover = covering(search.space, search.valid)
+        tiled = [config for config in cover if config.logits or config.dx or config.dw]
         todo = [c for c in tiled if canonical_config(c.to_dict()) not in known]
         if not todo:
             return
@@ -211,20 +216,23 @@ class ProblemSweep:
         """Samples just taken, as they would have been when the first racer was first timed.
 
         Clocks fall as a GPU warms up: a config tried after a pause seems faster than it is. The
-        first racer runs once more to tell by how much.
+        first racer runs again to tell by how much, unless it has done so just now.
         """
         reference = next(iter(self._racers.values()), None)
         if reference is None or reference.key == config:
             return samples
-        now = self._sample(reference.key)
-        return samples if now is None else tuple(s * reference.samples[0] / now for s in samples)
+        if time.monotonic() - self._scaled_at > SCALE_S:
+            now = self._sample(reference.key)
+            self._scale = 1.0 if now is None else reference.samples[0] / now
+            self._scaled_at = time.monotonic()
+        return tuple(sample * self._scale for sample in samples)
 
     def _race(self, always: Sequence[Config]) -> None:
         """Run the best third again."""
         third = -(-len(self._racers) // 3)
         chosen = shortlist(
             self._racers.values(),
-            max(third, self._effort.finalists),
+            max(min(third, SECOND_CHANCES), self._effort.finalists),
             [config for config in always if config in self._racers],
         )
         self._stage("race", len(chosen))
