@@ -16,6 +16,7 @@ from flce_tune.cli import (
     job,
     lookup,
     machine,
+    regret,
     report,
     serve,
     show,
@@ -74,6 +75,7 @@ app.command()(interchange.export)
 app.command("import")(interchange.import_)
 app.command()(report.report)
 app.command()(diff.diff)
+app.command()(regret.regret)
 app.command()(gc.gc)
 app.command()(machine.devices)
 app.command()(machine.presets)
