@@ -18,10 +18,10 @@ from flce_tune.service.metrics import Metrics
 log = logging.getLogger(__name__)
 
 _ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_THIS_MACHINE = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",  # pages have their own
-    "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -55,6 +55,8 @@ class Observe:
                 headers["X-Request-ID"] = current
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
+                if _is_trustworthy(scope):
+                    headers["Cross-Origin-Opener-Policy"] = "same-origin"
                 self._note(scope, message["status"], time.perf_counter() - began)
             await send(message)
 
@@ -74,6 +76,12 @@ class Observe:
         self._metrics.observe_request(method, route, status, seconds)
         fields = {"status": status, "ms": round(seconds * 1000, 2), "client": _client(scope)}
         log.info("%s %s", scope["method"], scope["path"], extra={"fields": fields})
+
+
+def _is_trustworthy(scope: Scope) -> bool:
+    """Whether browsers trust our origin; where they do not, this policy is an error to them."""
+    host = Headers(scope=scope).get("host", "")
+    return scope["scheme"] == "https" or _THIS_MACHINE.fullmatch(host) is not None
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

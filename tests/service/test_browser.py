@@ -298,8 +298,10 @@ def test_logging_in_under_a_name_that_browsers_do_not_trust(
     """Plain HTTP from another machine: no Sec-Fetch-Site is sent, and Origin has to do."""
     with serving(tmp_path / "t.sqlite3", private=True, run_jobs=False) as service:
         secret = service.store.create_token("anna", Scope.SUBMIT)
+        said: list[str] = []
         context = browser.new_context()
         page = context.new_page()
+        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
         page.goto(service.url("/jobs?state=failed", "tuner.test"))
         page.get_by_label("Token").fill("flce_wrong")
         page.get_by_role("button", name="Log in").click()
@@ -322,6 +324,8 @@ def test_logging_in_under_a_name_that_browsers_do_not_trust(
         page.wait_for_url("**/login*")
         assert context.cookies() == []
         context.close()
+        errors = [text for text in said if text.startswith("error")]
+        assert all("401" in error for error in errors)  # of the wrong token
 
 
 def test_where_nobody_logs_in_other_sites_still_cannot_send_forms(

@@ -86,6 +86,22 @@ def test_every_answer_has_security_headers(client: TestClient, path: str):
     assert "default-src 'none'" in headers["content-security-policy"]
 
 
+@pytest.mark.parametrize(
+    ("origin", "sent"),
+    [
+        ("http://127.0.0.1:8000", True),
+        ("http://[::1]:8000", True),
+        ("http://localhost", True),
+        ("https://tuner.lan", True),
+        ("http://tuner.lan:8000", False),
+        ("http://localhost.evil.example", False),
+    ],
+)
+def test_the_opener_policy_goes_where_browsers_heed_it(client: TestClient, origin: str, sent: bool):
+    headers = client.get(f"{origin}/healthz").headers
+    assert ("cross-origin-opener-policy" in headers) is sent
+
+
 def test_a_defect_is_answered_counted_and_has_its_id(
     settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
 ):

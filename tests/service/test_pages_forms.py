@@ -120,6 +120,7 @@ def test_a_job_that_has_ended_is_not_cancelled(browser: TestClient, store: Store
         ({"Origin": "http://evil.example"}, False),
         ({"Origin": "http://testserver.evil.example"}, False),
         ({"Origin": "null"}, False),
+        ({"Origin": "http://[::1"}, False),
         ({"Origin": "http://testserver", "Sec-Fetch-Site": "cross-site"}, False),
         ({"Sec-Fetch-Site": "same-site"}, False),
     ],

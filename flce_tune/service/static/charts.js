@@ -1,7 +1,7 @@
 // Draws the charts of a page: each figure holds a Vega-Lite specification as JSON.
 "use strict";
 
-const NARROW = 540; // px; charts are made for more
+const NARROW = 470; // px; charts are made for more
 
 function fitted(spec, room) {
   if (room >= NARROW) return spec;
@@ -26,7 +26,7 @@ async function draw(figure) {
     config: {
       font: "system-ui, sans-serif",
       title: { anchor: "start", frame: "bounds" },
-      legend: room < NARROW ? { orient: "bottom", direction: "horizontal", columns: 2 } : {},
+      legend: { orient: "top", columns: room < NARROW ? 2 : 4 },
     },
   });
   figure.dataset.drawn = "";
