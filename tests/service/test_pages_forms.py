@@ -202,6 +202,14 @@ def test_a_cookie_without_worth_is_dropped_and_counts_once(private: TestClient, 
     assert log_in(private, other).status_code == 303
 
 
+def test_who_has_to_wait_stays_logged_in(private: TestClient, store: Store):
+    log_in(private, store.create_token("anna", Scope.READ))
+    stranger = TestClient(private.app)
+    assert [log_in(stranger, "wrong").status_code for _ in range(3)] == [401, 401, 401]
+    assert private.get("/").status_code == 303
+    assert COOKIE in private.cookies
+
+
 def test_guessing_tokens_ends_in_429(private: TestClient, store: Store):
     store.create_token("anna", Scope.READ)
     assert [log_in(private, "wrong").status_code for _ in range(4)] == [401, 401, 401, 429]

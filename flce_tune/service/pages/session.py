@@ -45,8 +45,9 @@ def look(request: Request) -> Viewer:
         return Viewer(None, open=False)
     try:
         return Viewer(gate.admit(client_of(request), token, Scope.READ), open=False)
-    except ApiError:
-        request.state.useless_cookie = True  # else each page would count as one more wrong token
+    except ApiError as error:
+        # Dropped, else each page would count as one more wrong token.
+        request.state.useless_cookie = error.status == 401
         return Viewer(None, open=False)
 
 
