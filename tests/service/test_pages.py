@@ -119,7 +119,9 @@ def test_stored_text_cannot_become_markup(
     store.set_winners(device, LLAMA3, [Winner(measured, default_ms=20.0)])
     job = store.submit_job({"device": "cpu", "preset": hostile, "problems": [SMALL]})
     store.claim_job("worker", 60)
-    store.add_event(job.id, "measurement", {"config": hostile, "message": hostile})
+    said = {"config": hostile, "message": hostile, "status": hostile}
+    store.add_event(job.id, "measurement", said)
+    store.add_event(job.id, "winners", {"winners": [{"config": {"strategy": hostile}}]})
     pages = ["/", "/jobs", f"/jobs/{job.id}", "/compare"]
     overview = client.get("/").text
     pages += [a for a in addresses(overview) if a.startswith(("/devices", "/problems"))]
@@ -253,7 +255,7 @@ def test_jobs_are_listed_page_by_page_and_by_state(
     store.claim_job("worker", 60)
     store.finish_job(ids[0], "worker", JobState.FAILED, "no such GPU")
     store.claim_job("worker", 60)
-    store.add_event(ids[1], "measurement", {"done": 3, "total": 7})
+    store.add_event(ids[1], "measurement", {"status": "ok", "done": 3, "total": 7})
     first = client.get("/jobs").text
     assert first.count('data-label="State"') == jobs.PER_PAGE
     (older,) = [a for a in addresses(first) if "before=" in a]

@@ -39,7 +39,7 @@ def test_events_add_up():
                 ("measurement", {"done": i, "total": 9, "config": f"c{i}", "status": "ok"})
                 for i in range(1, 10)
             ],
-            ("measurement", {"done": 9, "total": 9, "status": "out_of_memory", "message": "no"}),
+            ("measurement", {"status": "out_of_memory", "message": "no"}),
             ("winners", {"winners": [WINNER]}),
             ("progress", {"problem": PROBLEM | {"tokens": 96}, "done": 0, "total": 4}),
             ("unheard of", {"done": 77}),
@@ -49,8 +49,27 @@ def test_events_add_up():
     assert (progress.done, progress.total) == (0, 4)
     assert (progress.measured, progress.failed) == (10, 1)
     assert len(progress.latest) == LATEST
-    assert (progress.latest[0].status, progress.latest[1].config) == ("out of memory", "c9")
+    assert (progress.latest[0].message, progress.latest[1].config) == ("no", "c9")
     assert [front.problem.tokens for front in progress.fronts] == [64]
+
+
+def test_what_a_worker_should_not_have_reported_is_passed_over(client: TestClient, store: Store):
+    job = store.submit_job({"device": "cpu", "problems": [PROBLEM]})
+    store.claim_job("worker", 60)
+    store.add_event(
+        job.id, "measurement", {"done": 5, "total": 7, "status": "ok", "config": "good"}
+    )
+    wrong = [None, "x", -1, 1e300, [1], {"a": None}, "9" * 400]
+    for value in wrong:
+        for kind in ("progress", "measurement", "winners", "log"):
+            store.add_event(job.id, kind, {"problem": value, "status": value, "winners": value})
+            store.add_event(job.id, kind, {"status": "ok", "done": value, "total": value})
+        store.add_event(job.id, "winners", {"winners": [{"config": value}]})
+        store.add_event(job.id, "winners", {"winners": [{"config": {"strategy": value}}]})
+        store.add_event(job.id, "winners", {"winners": [{"config": {}, "median_ms": value}]})
+    for path in (f"/jobs/{job.id}", "/jobs", "/"):
+        assert client.get(path).status_code == 200
+    assert "good" in client.get(f"/jobs/{job.id}").text
 
 
 def test_whoever_takes_over_starts_with_the_first_problem():

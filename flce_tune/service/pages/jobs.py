@@ -45,13 +45,11 @@ def job_lines(store: Store, jobs: Sequence[Job]) -> list[JobLine]:
     """Jobs for a list; how far the running ones are costs one query each."""
     lines = []
     for job in jobs:
-        view = JobView.of(job)
-        done = total = 0
+        view, so_far = JobView.of(job), Progress(len(job.spec["problems"]))
         if job.state is JobState.RUNNING:
             latest = store.latest_event(job.id, ["progress", "measurement"])
-            if latest is not None:
-                done, total = latest.data.get("done", 0), latest.data.get("total", 0)
-        lines.append(JobLine(view, progress.title(view.spec), done, total))
+            so_far.add([latest] if latest is not None else [])
+        lines.append(JobLine(view, progress.title(view.spec), so_far.done, so_far.total))
     return lines
 
 

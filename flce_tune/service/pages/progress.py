@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from flce_tune.dispatch.convert import problem_record
 from flce_tune.service.pages import formats
 from flce_tune.service.schemas import JobSpec, ProblemSpec
 from flce_tune.tuning_db.records import JobEvent
+
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 LATEST = 8
 """Measurements shown while a job runs."""
@@ -23,22 +28,46 @@ STAGES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One config measured."""
+class Step(BaseModel):
+    """A "progress" event: a problem or a stage begins."""
 
-    config: str
+    problem: ProblemSpec | None = None
+    stage: str | None = None
+    done: Count = 0
+    total: Count = 0
+
+
+class Outcome(BaseModel):
+    """A "measurement" event: how one config fared."""
+
+    config: str = ""
     status: str
-    ms: float | None
-    message: str
+    median_ms: float | None = None
+    message: str = ""
+    done: Count = 0
+    total: Count = 0
+
+
+class Best(BaseModel):
+    """A winner, as the job reported it."""
+
+    config: dict[str, Any]
+    median_ms: float | None = None
+    workspace_bytes: Count | None = None
+    default_ms: float | None = None
+    eager_ms: float | None = None
+
+
+class _Winners(BaseModel):
+    winners: list[Best]
 
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """The winners of one problem of the job, fastest first, as the job reported them."""
+    """The winners of one problem of the job, fastest first."""
 
     problem: ProblemSpec | None
-    winners: tuple[Mapping[str, Any], ...]
+    winners: list[Best]
 
 
 @dataclass(slots=True)
@@ -58,11 +87,40 @@ class Progress:
     fronts: list[Front] = field(default_factory=list)
 
     def add(self, events: Iterable[JobEvent]) -> None:
-        """Take note of more events, in their order."""
+        """Take note of more events, in their order.
+
+        A worker may report anything; what is not as its kind should be is passed over.
+        """
         for event in events:
-            note = _NOTES.get(event.kind)
-            if note is not None:
-                note(self, event.data)
+            with contextlib.suppress(ValidationError):
+                self._note(event)
+
+    def _note(self, event: JobEvent) -> None:
+        if event.kind == "state" and "attempt" in event.data:
+            self._start_again()
+        elif event.kind == "progress":
+            step = Step.model_validate(event.data)
+            if step.problem is not None:
+                self.current = step.problem
+                self.number += 1
+            self.stage = step.stage or ""
+            self.done, self.total = step.done, step.total
+        elif event.kind == "measurement":
+            outcome = Outcome.model_validate(event.data)
+            self.measured += 1
+            self.failed += outcome.status != "ok"
+            self.done, self.total = outcome.done, outcome.total
+            self.latest.appendleft(outcome)
+        elif event.kind == "winners":
+            found = _Winners.model_validate(event.data)
+            self.fronts.append(Front(self.current, found.winners))
+
+    def _start_again(self) -> None:
+        """Whoever takes the job over goes through all its problems again."""
+        self.attempts += 1
+        self.current, self.number, self.stage = None, 0, ""
+        self.done = self.total = 0
+        self.fronts.clear()
 
     @property
     def doing(self) -> str:
@@ -71,46 +129,6 @@ class Progress:
         if self.problems < 2:
             return stage
         return f"problem {max(self.number, 1)} of {self.problems}: {stage}"
-
-
-def _state(progress: Progress, data: Mapping[str, Any]) -> None:
-    if "attempt" in data:  # whoever takes the job over goes through all problems again
-        progress.attempts = int(data["attempt"])
-        progress.current, progress.number, progress.stage = None, 0, ""
-        progress.done = progress.total = 0
-        progress.fronts.clear()
-
-
-def _step(progress: Progress, data: Mapping[str, Any]) -> None:
-    if "problem" in data:
-        progress.current = ProblemSpec.model_validate(data["problem"])
-        progress.number += 1
-        progress.stage = ""
-    progress.stage = str(data.get("stage", progress.stage))
-    progress.done, progress.total = int(data.get("done", 0)), int(data.get("total", 0))
-
-
-def _measurement(progress: Progress, data: Mapping[str, Any]) -> None:
-    progress.measured += 1
-    status = str(data.get("status", ""))
-    progress.failed += status != "ok"
-    progress.done = int(data.get("done", progress.done))
-    progress.total = int(data.get("total", progress.total))
-    progress.latest.appendleft(
-        Outcome(
-            config=str(data.get("config", "")),
-            status=status.replace("_", " "),
-            ms=data.get("median_ms"),
-            message=str(data.get("message", "")),
-        )
-    )
-
-
-def _winners(progress: Progress, data: Mapping[str, Any]) -> None:
-    progress.fronts.append(Front(progress.current, tuple(data.get("winners", ()))))
-
-
-_NOTES = {"state": _state, "progress": _step, "measurement": _measurement, "winners": _winners}
 
 
 def title(spec: JobSpec) -> str:

@@ -11,14 +11,18 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import ValidationError
 
+from flce_tune.dispatch.convert import device_slug
 from flce_tune.kernels import strategies
-from flce_tune.service.dependencies import StoreDep
+from flce_tune.service.dependencies import LookupDep, StoreDep
 from flce_tune.service.errors import ApiError
+from flce_tune.service.lookup import Lookup
+from flce_tune.service.pages import catalog
 from flce_tune.service.pages.render import PageRoute, page
 from flce_tune.service.pages.session import SubmitterDep, ViewerDep
 from flce_tune.service.routes import jobs as api
 from flce_tune.service.schemas import JobRequest
 from flce_tune.sweep.presets import PRESETS
+from flce_tune.tuning_db.store import Store
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -49,19 +53,22 @@ async def _form(request: Request) -> Values:
 
 
 @router.get("/submit")
-def form_page(request: Request, viewer: ViewerDep) -> HTMLResponse:
+def form_page(
+    request: Request, store: StoreDep, lookup: LookupDep, viewer: ViewerDep
+) -> HTMLResponse:
     """Show the form, filled in with what the address gives."""
     query = request.query_params
     given = {key: query.getlist(key) for key in FIELDS if key in query}
     if "hidden" in given:
         given.setdefault("source", ["sizes"])
-    return _page(request, {**DEFAULTS, **given})
+    return _page(request, _selectors(store, lookup), {**DEFAULTS, **given})
 
 
 @router.post("/submit")
 def submit(
     request: Request,
     store: StoreDep,
+    lookup: LookupDep,
     scope: SubmitterDep,
     values: Annotated[Values, Depends(_form)],
 ) -> Response:
@@ -71,9 +78,11 @@ def submit(
         key = f"form-{_one(values, 'key')}" if _one(values, "key") else None
         job = api.submit(body, store, request, Response(), scope, key)
     except ValidationError as error:
-        return _page(request, values, [_explain(e["loc"], e["msg"]) for e in error.errors()])
+        wrong = [_explain(e["loc"], e["msg"]) for e in error.errors()]
+        return _page(request, _selectors(store, lookup), values, wrong)
     except ApiError as error:
-        return _page(request, values, [(_field_of(error), error.detail)], error.status)
+        wrong = [(_field_of(error), error.detail)]
+        return _page(request, _selectors(store, lookup), values, wrong, error.status)
     return RedirectResponse(f"/jobs/{job.id}", 303)
 
 
@@ -107,6 +116,7 @@ def job_request(values: Values) -> dict[str, Any]:
 
 def _page(
     request: Request,
+    selectors: list[str],
     values: Values,
     errors: list[tuple[str, str]] | None = None,
     status: int = 422,
@@ -120,10 +130,19 @@ def _page(
         one=lambda name: _one(values, name),
         errors=seen,
         names=NAMES,
+        selectors=selectors,
         presets=list(PRESETS.values()),
         strategies=strategies.names(),
         key=_one(values, "key") or uuid.uuid4().hex,
     )
+
+
+def _selectors(store: Store, lookup: Lookup) -> list[str]:
+    """Devices to suggest: kinds, then the architectures and ids of those that were measured."""
+    devices = catalog.all_devices(lookup.snapshot(), store.devices())
+    gpus = [device for device in devices if device.kind != "cpu"]
+    known = [device.architecture for device in gpus] + list(map(device_slug, gpus))
+    return ["auto", "cpu", "cuda", "cuda:0", *dict.fromkeys(known)]
 
 
 def _one(values: Values, name: str) -> str:
