@@ -24,6 +24,7 @@ PACKAGES = (
     "quack-kernels",
     "nvidia-cutlass-dsl",
     "tokenizers",
+    "transformers",
 )
 
 
