@@ -10,7 +10,8 @@ ARG PYTHON=3.11
 FROM python:${PYTHON}-slim-bookworm AS wheel
 WORKDIR /source
 COPY . .
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
+# The tools that build it are pinned like the rest.
+RUN PIP_CONSTRAINT=constraints.txt pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
 
 
 FROM python:${PYTHON}-slim-bookworm
@@ -28,7 +29,7 @@ RUN pip install --no-cache-dir "torch==${TORCH}"
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
     --mount=type=bind,source=constraints.txt,target=/constraints.txt \
     pip install --no-cache-dir --constraint /constraints.txt \
-        "$(echo /wheel/flce_tune-*.whl)[service,postgres]" \
+        "$(echo /wheel/flce_tune-*.whl)[service,client,postgres]" \
         "torch==${TORCH}"
 
 RUN useradd --create-home --uid 10001 flce \

@@ -24,8 +24,9 @@ class Connection:
         self._writer.write(request(method, path, body))
         head = await self._reader.readuntil(b"\r\n\r\n")
         lines = head.lower().split(b"\r\n")
-        length = next(line for line in lines if line.startswith(b"content-length:"))
-        answer = await self._reader.readexactly(int(length.split(b":")[1]))
+        lengths = [line for line in lines if line.startswith(b"content-length:")]
+        size = int(lengths[0].split(b":")[1]) if lengths else 0  # a 204 has none
+        answer = await self._reader.readexactly(size)
         return int(lines[0].split(b" ")[1]), answer
 
 

@@ -3,7 +3,8 @@
     python benchmarks/service/load.py sqlite:////tmp/load.sqlite3
     python benchmarks/service/load.py postgresql://user@host/an_empty_database
 
-The database must be new: it is filled with measurements. Prints a JSON object; times are
+The database must be new: it is filled with measurements. Configs are asked of one service process,
+then of two at addresses of their own, as behind a proxy. Prints a JSON object; times are
 milliseconds unless they say otherwise.
 """
 
@@ -64,16 +65,16 @@ def main() -> None:
     parser.add_argument("--measurements", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--processes", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--listeners", type=int, default=200)
     options = parser.parse_args()
-    found = {
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {sys.version.split()[0]}",
-        "load_before": os.getloadavg()[0],
-        "import": fill(options.url, options.measurements),
-    }
-    with serving(options.url) as (port, process):
-        found["best"] = asyncio.run(ask_for_configs(port, options.seconds, options.connections))
+    found = machine() | {"import": fill(options.url, options.measurements)}
+    for count in options.processes:
+        with serving(options.url, count) as (ports, _):
+            best = asyncio.run(ask_for_configs(ports, options.seconds, options.connections))
+            found[f"best, {count} processes"] = best
+    with serving(options.url, 1) as ((port,), (process,)):
         found["jobs"] = asyncio.run(submit_jobs(port, options.jobs))
         found["events"] = asyncio.run(listen(port, options.url, options.listeners))
         found["service_mib"] = resident_mib(process.pid)
@@ -100,20 +101,39 @@ def fill(url: str, count: int) -> list[dict[str, object]]:
 
 
 @contextmanager
-def serving(url: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """A service of its own process; it takes no jobs, so that they stay queued."""
+def serving(url: str, count: int) -> Iterator[tuple[list[int], list[subprocess.Popen[bytes]]]]:
+    """Services, each a process of its own; they take no jobs, so that those stay queued."""
+    ports, processes = [], []
+    try:
+        for _ in range(count):
+            port = free_port()
+            settings = {"database_url": url, "port": port, "run_jobs": False}
+            command = [sys.executable, "-P", "-c", SERVE, json.dumps(settings)]
+            processes.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+            ports.append(port)
+        for port in ports:
+            asyncio.run(until_ready(port))
+        yield ports, processes
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+
+def free_port() -> int:
+    """A port nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = {"database_url": url, "port": port, "run_jobs": False}
-    command = [sys.executable, "-P", "-c", SERVE, json.dumps(settings)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        asyncio.run(until_ready(port))
-        yield port, process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
+        return int(probe.getsockname()[1])
+
+
+def machine() -> dict[str, object]:
+    """Where and when this was measured."""
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {sys.version.split()[0]}",
+        "load_before": os.getloadavg()[0],
+    }
 
 
 async def until_ready(port: int) -> None:
@@ -134,20 +154,20 @@ QUESTIONS = [
 ]
 
 
-async def ask_for_configs(port: int, seconds: float, connections: int) -> dict[str, object]:
+async def ask_for_configs(ports: list[int], seconds: float, connections: int) -> dict[str, object]:
     """Connections that ask one question after the other, of a kind that repeats."""
     end = time.perf_counter() + seconds
     times: list[float] = []
 
     async def keep_asking(number: int) -> None:
-        async with Connection(port) as connection:
+        async with Connection(ports[number % len(ports)]) as connection:
             while (began := time.perf_counter()) < end:
                 number += 1
                 status, _ = await connection.ask("GET", QUESTIONS[number % len(QUESTIONS)])
                 assert status == 200
                 times.append(time.perf_counter() - began)
 
-    await asyncio.gather(*(keep_asking(7 * n) for n in range(connections)))
+    await asyncio.gather(*(keep_asking(n) for n in range(connections)))
     return {
         "connections": connections,
         "requests": len(times),
