@@ -9,8 +9,6 @@ for one upstream value per token, take two passes and round each rank's part of 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -23,6 +21,7 @@ from flce_tune.kernels.parallel.hidden import GradientSum
 from flce_tune.kernels.parallel.job import Job
 from flce_tune.kernels.parallel.merge import merge, nothing, stored_logits
 from flce_tune.kernels.products import Sum, multiply
+from flce_tune.kernels.strategies.chunked import CHUNK_MULTIPLE
 from flce_tune.kernels.strategies.common import concatenate, gradient_dtype
 from flce_tune.kernels.values import Coefficients, Gradients, Inputs, Statistics, Wanted
 
@@ -41,40 +40,67 @@ def train(
         merged = job.evaluate(inputs, wanted, config)
         stats, given = job.coefficients(merged, row_weight)
         return merged, backward(job, inputs, stats, given, wanted, config)
-    (n, hidden), vocab = inputs.x.shape, inputs.vocab
-    bounds = list(even_parts(n, min(config.chunk or n, n)))
-    dtype, device = gradient_dtype(inputs.x.dtype), inputs.x.device
-    buffer = logits_buffer(bounds[0].stop, vocab, inputs.x)
-    sent = torch.promote_types(dtype, torch.float32) if job.accumulate == "fp32" else dtype
-    dx = torch.empty(n, hidden, dtype=sent, device=device) if wanted.dx else None
-    dx_sum = None
-    if dx is not None:
-        dx_sum = GradientSum(job.shard, dx, sequence_parallel=job.sequence_parallel)
-    dw = None
-    if wanted.dw and vocab:
-        out = torch.empty(vocab, hidden, dtype=dtype, device=device)
-        dw = Sum(out, len(bounds), config.accumulator, config.dw, "n")
-    db = torch.zeros(vocab, dtype=losses.statistics_dtype(dtype), device=device)
+    n = len(inputs.x)
+    bounds = list(even_parts(n, min(config.chunk or n, n), CHUNK_MULTIPLE))
+    buffer = logits_buffer(bounds[0].stop, inputs.vocab, inputs.x)
+    totals = _Totals(job, inputs, wanted, config, len(bounds))
     parts = []
     for rows in bounds:
         part, g = inputs.rows(rows), buffer[: rows.stop - rows.start]
         parts.append(_gradient(job, part, rows, row_weight[rows], wanted, config, out=g))
-        if dx is not None and dx_sum is not None:
-            if vocab:
-                multiply(g, inputs.weight, dx[rows], config.dx, "v")
-            else:
-                dx[rows] = 0
-            dx_sum.ready(rows)
-        if dw is not None:
-            dw.add(g.t(), part.x)
+        totals.add(rows, g, part)
+    return concatenate(parts), totals.result()
+
+
+class _Totals:
+    """Gradients over chunks of tokens: dX on its way to the other ranks before dW is computed."""
+
+    def __init__(
+        self, job: Job, inputs: Inputs, wanted: Wanted, config: Config, chunks: int
+    ) -> None:
+        (n, hidden), device = inputs.x.shape, inputs.x.device
+        self._dtype = dtype = gradient_dtype(inputs.x.dtype)
+        self._config = config
+        self._dx = self._dw = self._db = None
+        if wanted.dx:
+            sent = torch.promote_types(dtype, torch.float32) if job.accumulate == "fp32" else dtype
+            dx = torch.empty(n, hidden, dtype=sent, device=device)
+            self._dx = GradientSum(job.shard, dx, sequence_parallel=job.sequence_parallel)
+        if wanted.dw:
+            self._dw = torch.empty(inputs.vocab, hidden, dtype=dtype, device=device)
+            self._dw_sum = Sum(self._dw, chunks, config.accumulator, config.dw, "n")
         if wanted.db:
-            db += g.sum(0, dtype=db.dtype)
-    none = no_gradients(inputs.x, inputs.weight[:0], replace(wanted, dx=False))
-    return concatenate(parts), Gradients(
-        dx=None if dx_sum is None else dx_sum.result().to(dtype),
-        dw=none.dw if dw is None else dw.result(),
-        db=db.to(dtype) if wanted.db else None,
-    )
+            exact = losses.statistics_dtype(inputs.x.dtype)
+            self._db = torch.zeros(inputs.vocab, dtype=exact, device=device)
+
+    def add(
+        self,
+        rows: slice,
+        g: Tensor,  # [n, V_local]
+        part: Inputs,
+    ) -> None:
+        """Add some tokens' share."""
+        if self._dx is not None:
+            dx = self._dx.partial[rows]
+            if part.vocab:
+                multiply(g, part.weight, dx, self._config.dx, "v")
+            else:
+                dx.zero_()
+            self._dx.ready(rows)
+        if self._dw is not None and part.vocab:
+            self._dw_sum.add(g.t(), part.x)
+        if self._db is not None:
+            self._db += g.sum(0, dtype=self._db.dtype)
+
+    def result(self) -> Gradients:
+        """The sums, each rounded once."""
+        if self._dw is not None and len(self._dw):
+            self._dw = self._dw_sum.result()
+        return Gradients(
+            dx=None if self._dx is None else self._dx.result().to(self._dtype),
+            dw=self._dw,
+            db=None if self._db is None else self._db.to(self._dtype),
+        )
 
 
 def _gradient(

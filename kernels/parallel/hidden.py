@@ -23,18 +23,19 @@ class GradientSum:
     """
 
     def __init__(self, shard: Shard, dx: Tensor, *, sequence_parallel: bool) -> None:
-        self._shard, self._dx, self._scatter = shard, dx, sequence_parallel
+        self.partial = dx  # [N, D], this rank's part, to be filled before it is sent
+        self._shard, self._scatter = shard, sequence_parallel
         self._result = dx
         self._work: list[dist.Work] = []
 
     def ready(self, rows: slice) -> None:
         """Send this rank's part of some rows' gradient; rows come in order."""
         if not self._scatter:
-            self._work.append(start_sum(self._shard.group, self._dx[rows]))
-        elif rows.stop == len(self._dx):
-            n, hidden = self._dx.shape
-            self._result = self._dx.new_empty(n // self._shard.size, hidden)
-            self._work.append(start_scattered_sum(self._shard.group, self._dx, self._result))
+            self._work.append(start_sum(self._shard.group, self.partial[rows]))
+        elif rows.stop == len(self.partial):
+            n, hidden = self.partial.shape
+            self._result = self.partial.new_empty(n // self._shard.size, hidden)
+            self._work.append(start_scattered_sum(self._shard.group, self.partial, self._result))
 
     def result(self) -> Tensor:
         """The sum of what all ranks sent; a GPU waits, its host does not."""
