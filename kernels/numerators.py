@@ -43,6 +43,9 @@ HEADROOM = 64.0
 """Bits a numerator may exceed the label's; sums of V of them, times W, stay finite."""
 LOWEST = -1e30
 """R of a tile whose logits are all -inf: below every other, and no NaN comes of it."""
+LN2_HIGH = 0.693145751953125
+"""ln 2 to 16 bits, so that its product with R is exact."""
+LN2_LOW = math.log(2) - LN2_HIGH
 ROW_MULTIPLE = 256
 """Rows of a block are padded to a multiple of every tile's, so that no tile enters the next."""
 
@@ -108,7 +111,8 @@ class Merged(NamedTuple):
 
     reference: Tensor  # R
     total: Tensor  # Σ_c 2^(t - R)
-    lse: Tensor
+    lse: Tensor  # R·ln 2 + ln(total), rounded
+    lse_low: Tensor  # what the rounding left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +169,10 @@ def factors(
     unknown = out_of_range(inputs.target, inputs.vocab, loss.ignore_index) & (given.b != 0)
     known = (inputs.target >= 0) & (inputs.target < inputs.vocab)
     p = torch.exp(statistics.target_logit - statistics.lse)
+    # The total needs no lse, so A's factor for what lse's rounding left out comes off again.
+    a = given.a * torch.exp(statistics.lse_low)
     return Factors(
-        row=torch.where(given.a == 0, 0.0, scale * given.a / total).masked_fill(unknown, torch.nan),
+        row=torch.where(a == 0, 0.0, scale * a / total).masked_fill(unknown, torch.nan),
         label=torch.where(known & (given.b != 0), scale * (p * given.a - given.b), 0.0),
     )
 

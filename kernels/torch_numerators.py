@@ -9,8 +9,16 @@ from torch import Tensor
 
 from flce_tune.kernels.config import Tile
 from flce_tune.kernels.loss import scaled_logits, statistics_dtype
-from flce_tune.kernels.numerators import HEADROOM, LOWEST, Blocks, Merged, tile_columns
-from flce_tune.kernels.torch_backend import raw_logits, slab_gradient
+from flce_tune.kernels.numerators import (
+    HEADROOM,
+    LN2_HIGH,
+    LN2_LOW,
+    LOWEST,
+    Blocks,
+    Merged,
+    tile_columns,
+)
+from flce_tune.kernels.torch_backend import raw_logits, rounded_sum, slab_gradient
 from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
 
 
@@ -70,7 +78,8 @@ def merge(
     """Each row's R, Σ 2^(t - R) and lse."""
     reference = tile_reference.amax(0)
     total = (tile_total * torch.exp2(tile_reference - reference)).sum(0)
-    return Merged(reference, total, (reference + torch.log2(total)) * math.log(2))
+    lse, low = rounded_sum(LN2_HIGH * reference, LN2_LOW * reference + torch.log(total))
+    return Merged(reference, total, lse, low)
 
 
 def gradients(

@@ -129,6 +129,11 @@ def preferred_tile(name: str, problem: Problem, device: Device) -> Tile | None:
     return fitting[0] if fitting and device.capability >= (9, 0) else None
 
 
+def preferred_tiles(problem: Problem, device: Device) -> Gemms:
+    """The preferred tile of every GEMM."""
+    return Gemms(*(preferred_tile(name, problem, device) for name in GEMMS))
+
+
 def gemm_bases(problem: Problem, device: Device) -> list[Gemms]:
     """All cuBLAS, and all with the first tile that fits, where tiles fit at all."""
     none = Gemms()

@@ -30,6 +30,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[Config]:
     pass, in chunks that halve until they are too short to be worth it.
     """
     recompute = strategies.get("recompute").default(problem, device)
+    overlay = strategies.get("overlay").default(problem, device)
     chunked = strategies.get("chunked").default(problem, device)
     if problem.mode == "eval" or "per_token" in problem.features:
         yield recompute
@@ -38,6 +39,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[Config]:
     while chunk >= 128:
         yield replace(chunked, chunk=chunk)
         chunk //= 2
+    yield overlay
     assert recompute.slab is not None
     slab = recompute.slab
     while slab >= 256:

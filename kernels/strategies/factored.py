@@ -43,14 +43,14 @@ class Factored(Recompute):
         return common.reject_gemms(config, problem, device, accumulated="dw" if summed else "")
 
     def space(self, problem: Problem, device: Device) -> Iterator[Config]:
-        """Every chunk, slab and accumulator with tiles for all GEMMs; every GEMM at the default."""
+        """Every chunk and accumulator; every slab and every GEMM at the default chunk."""
         usual = self.default(problem, device)
         if problem.mode != "train" or stored.reject_problem(usual, problem, device):
             return
         for chunk in sorted({*CHUNKS, usual.chunk or CHUNKS[0]}):
             if chunk >= problem.tokens and chunk != usual.chunk:
                 continue
-            for slab in stored.SLABS:
+            for slab in stored.SLABS if chunk == usual.chunk else stored.SLABS[1:2]:
                 everything = chunk == usual.chunk and slab == usual.slab
                 choose = common.gemm_variations if everything else common.gemm_bases
                 for accumulator in common.accumulators(problem):
@@ -60,14 +60,13 @@ class Factored(Recompute):
                         )
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """Chunks of 1 GiB of numerators, slabs of 4096 columns."""
+        """Chunks of 1 GiB of numerators, slabs of 4096 columns, tiles for all GEMMs."""
         rows = (1 << 30) // (problem.vocab * problem.itemsize)
         chunk = max(ROW_MULTIPLE, rows // ROW_MULTIPLE * ROW_MULTIPLE)
-        return Config(
+        return common.preferred_tiles(problem, device).config(
             self.name,
             chunk=min(chunk, padded(problem.tokens)),
             slab=4096,
-            logits=common.preferred_tile("logits", problem, device),
             accumulator=common.accumulators(problem)[0],
         )
 

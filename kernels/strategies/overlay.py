@@ -50,10 +50,9 @@ class Overlay(Recompute):
                     yield products.config(self.name, slab=slab, accumulator=accumulator)
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """Slabs of 4096 columns."""
-        return Config(
+        """Slabs of 4096 columns, tiles for all GEMMs."""
+        return common.preferred_tiles(problem, device).config(
             self.name,
-            logits=common.preferred_tile("logits", problem, device),
             slab=4096,
             accumulator=common.accumulators(problem)[0],
         )

@@ -198,9 +198,8 @@ def forward(
             primitives.align(
                 blocks, rows, of_tiles, merged[-1].reference, row_weight[rows], config.logits
             )
-    lse, total = (torch.cat([getattr(s, name) for s in merged]) for name in ("lse", "total"))
-    nothing = torch.zeros_like(lse)  # p comes of the total, so A needs no factor for lse's rounding
-    return Statistics(lse, nothing, label_logit), total
+    _, total, lse, low = (torch.cat(sums) for sums in zip(*merged, strict=True))
+    return Statistics(lse, low, label_logit), total
 
 
 def add_bias_gradient(

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flce_tune.kernels.config import Tile
-from flce_tune.kernels.numerators import HEADROOM, LOWEST, Blocks, Merged
+from flce_tune.kernels.numerators import HEADROOM, LN2_HIGH, LN2_LOW, LOWEST, Blocks, Merged
 from flce_tune.kernels.triton.arguments import (
     descriptor,
     logits_grid,
@@ -28,12 +28,13 @@ from flce_tune.kernels.triton.arguments import (
 from flce_tune.kernels.triton.backend import target_gradients, tiled_slab_gradient
 from flce_tune.kernels.triton.labels import target_logit_kernel
 from flce_tune.kernels.triton.logits import tile_logits, tile_position, with_bias
-from flce_tune.kernels.triton.rows import finite_or_zero
+from flce_tune.kernels.triton.rows import finite_or_zero, two_sum
 from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
 
 BITS = tl.constexpr(HEADROOM)
 BOTTOM = tl.constexpr(LOWEST)
-NATURAL = tl.constexpr(math.log(2.0))
+HIGH = tl.constexpr(LN2_HIGH)
+LOW = tl.constexpr(LN2_LOW)
 MERGE_ROWS = 16
 MERGE_TILES = 64
 LABEL_ROWS = 128
@@ -94,6 +95,7 @@ def merge_kernel(
     reference_ptr,  # [n]
     total_ptr,
     lse_ptr,
+    lse_low_ptr,
     n,
     tiles,
     ROWS: tl.constexpr,
@@ -117,7 +119,9 @@ def merge_kernel(
     total = tl.sum(total * tl.exp2(reference - finite_or_zero(of_row)[None, :]), axis=0)
     tl.store(reference_ptr + rows, of_row, mask=rows < n)
     tl.store(total_ptr + rows, total, mask=rows < n)
-    tl.store(lse_ptr + rows, (of_row + tl.log2(total)) * NATURAL, mask=rows < n)
+    lse, low = two_sum(HIGH * of_row, LOW * of_row + tl.log(total))
+    tl.store(lse_ptr + rows, lse, mask=rows < n)
+    tl.store(lse_low_ptr + rows, low, mask=rows < n)
 
 
 @triton.jit
@@ -263,12 +267,12 @@ def numerators(
 def merge(tile_reference: Tensor, tile_total: Tensor) -> Merged:
     """Each row's R, Σ 2^(t - R) and lse."""
     tiles, n = tile_reference.shape
-    reference, total, lse = torch.empty(3, n, device=tile_total.device).unbind()
+    reference, total, lse, low = torch.empty(4, n, device=tile_total.device).unbind()
     merge_kernel[(triton.cdiv(n, MERGE_ROWS),)](
-        tile_reference, tile_total, reference, total, lse, n, tiles,
+        tile_reference, tile_total, reference, total, lse, low, n, tiles,
         ROWS=MERGE_ROWS, TILES=MERGE_TILES,
     )  # fmt: skip
-    return Merged(reference, total, lse)
+    return Merged(reference, total, lse, low)
 
 
 def gradients(

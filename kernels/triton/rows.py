@@ -31,16 +31,20 @@ def finite_or_zero(m):
 
 @triton.jit
 def log_sum_exp(m, total):
-    """lse = m + log(total) rounded, and what the rounding left out: 0 where lse is not finite.
+    """lse = m + log(total) rounded, and what the rounding left out."""
+    return two_sum(finite_or_zero(m), tl.log(total))
+
+
+@triton.jit
+def two_sum(a, b):
+    """a + b rounded, and what the rounding left out: 0 where the sum is not finite.
 
     Knuth's two-sum, exact whichever of the two is larger.
     """
-    reference = finite_or_zero(m)
-    log_total = tl.log(total)
-    lse = reference + log_total
-    of_log = lse - reference
-    rest = (reference - (lse - of_log)) + (log_total - of_log)
-    return lse, tl.where(tl.abs(lse) < float("inf"), rest, 0.0)
+    total = a + b
+    of_b = total - a
+    rest = (a - (total - of_b)) + (b - of_b)
+    return total, tl.where(tl.abs(total) < float("inf"), rest, 0.0)
 
 
 @triton.jit
