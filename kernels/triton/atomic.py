@@ -74,6 +74,7 @@ def atomic_kernel(
     D_BLOCK: tl.constexpr,
     V_BLOCK: tl.constexpr,
 ):
+    EXACT: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * x_stride
     r = tl.load(row_weight_ptr + row)
@@ -97,7 +98,7 @@ def atomic_kernel(
         inside = columns < vocab
         raw = row_logits(x_ptr, weight_ptr, bias_ptr, columns, vocab, hidden, weight_stride,
                          HAS_BIAS, D_BLOCK, V_BLOCK)  # fmt: skip
-        z = scaled(raw, scale, softcap, HAS_SOFTCAP)
+        z = scaled(raw, scale, softcap, HAS_SOFTCAP, EXACT)
         if (target >= start) & (target < tl.minimum(start + V_BLOCK, vocab)):
             picked = tl.sum(tl.where(columns == target, z, 0.0), axis=0)
         if WANT_SUM:
@@ -147,7 +148,8 @@ def atomic_kernel(
         raw = row_logits(x_ptr, weight_ptr, bias_ptr, columns, vocab, hidden, weight_stride,
                          HAS_BIAS, D_BLOCK, V_BLOCK)  # fmt: skip
         g = gradient_of(raw, columns, lse, target, a, b, 0.0, e_share, class_weight_ptr, inside,
-                        scale, softcap, HAS_SOFTCAP, False, WANT_SUM, HAS_CLASS_WEIGHT)  # fmt: skip
+                        scale, softcap, HAS_SOFTCAP, False, WANT_SUM, HAS_CLASS_WEIGHT,
+                        EXACT)  # fmt: skip
         g = tl.where(inside, g, 0.0)
         if NEED_DB:
             tl.atomic_add(db_ptr + columns, g, mask=inside)

@@ -29,7 +29,8 @@ def stored_target_logit_kernel(
     target = tl.load(target_ptr + rows, mask=rows < n, other=-1)
     known = (target >= 0) & (target < vocab)
     raw = tl.load(raw_ptr + rows.to(tl.int64) * row_stride + target, mask=known, other=0.0)
-    z = scaled(raw.to(tl.float32), scale, softcap, HAS_SOFTCAP)
+    EXACT: tl.constexpr = raw_ptr.dtype.element_ty == tl.float32
+    z = scaled(raw.to(tl.float32), scale, softcap, HAS_SOFTCAP, EXACT)
     tl.store(target_logit_ptr + rows, tl.where(known, z, float("nan")), mask=rows < n)
 
 
@@ -64,7 +65,8 @@ def target_logit_kernel(
     raw = tl.sum(acc, axis=0)
     if HAS_BIAS:
         raw += tl.load(bias_ptr + target).to(tl.float32)
-    z = scaled(raw, scale, softcap, HAS_SOFTCAP)
+    EXACT: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
+    z = scaled(raw, scale, softcap, HAS_SOFTCAP, EXACT)
     tl.store(target_logit_ptr + row, tl.where(known, z, float("nan")))
 
 

@@ -128,6 +128,19 @@ def test_bug_015_statistics_of_rows_with_minus_infinities():
     assert torch.allclose(raw[4].sum(), torch.tensor(0.0), atol=1e-6)
 
 
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+def test_softcap_of_small_logits(cap):
+    """Every digit of float32, from a millionth of the cap to where it is all cap."""
+    magnitudes = torch.logspace(-6, 1.5, V // 2)
+    values = torch.cat([magnitudes, -magnitudes]) * cap
+    raw = values.expand(V, V).contiguous()
+    inputs = Inputs(torch.zeros(V, 1), torch.zeros(V, 1), torch.arange(V))
+    spec = LossSpec(softcap=cap)
+    got = triton_backend.statistics(raw, inputs, spec, Wanted()).target_logit
+    truth = cap * torch.tanh(values.double() / cap)
+    torch.testing.assert_close(got.double(), truth, rtol=3 * 2.0**-23, atol=0.0)
+
+
 @pytest.mark.usefixtures("block")
 def test_the_prediction_is_the_first_of_equal_maxima():
     raw = torch.zeros(4, V)
