@@ -152,9 +152,8 @@ class Chunked:
             out = inputs.x.new_empty(vocab, hidden, dtype=dtype)
             dw = Sum(out, len(bounds), config.accumulator, config.dw, "n")
         if wanted.db:
-            db = torch.zeros(
-                vocab, dtype=losses.statistics_dtype(inputs.x.dtype), device=inputs.x.device
-            )
+            wide = torch.float64 if dtype == torch.float32 else losses.statistics_dtype(dtype)
+            db = torch.zeros(vocab, dtype=wide, device=inputs.x.device)
         for rows in bounds:
             part = inputs.rows(rows)
             g = buffer[: rows.stop - rows.start]
@@ -164,7 +163,7 @@ class Chunked:
             if dw is not None:
                 dw.add(g.t(), part.x)
             if db is not None:
-                db += g.sum(0, dtype=db.dtype)
+                db += g.sum(0, dtype=losses.statistics_dtype(dtype))
         return Gradients(
             dx=dx,
             dw=None if dw is None else dw.result(),

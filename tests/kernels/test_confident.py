@@ -66,6 +66,13 @@ def test_no_less_exact_than_plain_torch(shape, config, reduction):
     hold_strictly(ours, plain, truth)
 
 
+def test_a_bias_gradient_that_is_summed_over_many_chunks():
+    case = make(512, 16, 203, torch.float32, ("bias",))
+    ours = run(linear_cross_entropy, case, ("bias",), config=Config("chunked", chunk=4))
+    plain, truth = expect(case, torch.float32, ("bias",))
+    hold_strictly({"bias": ours["bias"]}, plain, truth)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels run in tests/gpu")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
 @pytest.mark.parametrize(("config", "shape"), INTERPRETED, ids=str)
