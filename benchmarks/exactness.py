@@ -1,11 +1,12 @@
 #!/usr/bin/env python
 """Errors of the loss and its gradients against a float64 truth, beside plain PyTorch's.
 
-Three kinds of case, on the same inputs for everybody:
+Four kinds of case, on the same inputs for everybody:
 
 - ``upstream``: what a factor on the loss does to gradients that are already rounded;
-- ``strategies``: every strategy this device can run, per dtype, vocabulary and kind of data;
-- ``chunks``: ``chunked`` with 1 to 1024 chunks, in both accumulators.
+- ``strategies``: library products in every strategy, per dtype, vocabulary and kind of data;
+- ``chunks``: ``chunked`` with 1 to 1024 chunks, in both accumulators;
+- ``tiles``: on a GPU, our own products in every strategy. Last, because they take long to compile.
 
 An error is ‖value - truth‖ / ‖truth‖ over all elements. Factors on the loss are divided out.
 """
@@ -42,9 +43,11 @@ from flce_tune.kernels.strategies.atomic import article_config
 from flce_tune.kernels.strategies.common import gemm_bases
 
 SCHEMA = "flce-tune-exactness/1"
-DEFAULT_SHAPES = tuple(Shape(1024, 64, v) for v in (1000, 32777, 50257, 128256, 256000))
+VOCABULARIES = (1000, 32777, 50257, 128256, 256000)
+HIDDEN = {"cpu": 64, "cuda": 256}
+TILED = (128256, 32777)  # the vocabularies of tiles: even, then ragged; others come afterwards
 DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
-KINDS = ("upstream", "strategies", "chunks")
+KINDS = ("upstream", "strategies", "chunks", "tiles")
 CHUNK_COUNTS = (1, 4, 16, 64, 256, 1024)
 DIVISORS = tuple(2 ** ((i + 0.5) / 16) for i in range(16))
 """Times N: what the mean divides by. The label's entry of G is about 1/divisor in every row, so
@@ -56,8 +59,8 @@ its rounding error is one draw for a whole run; these are spread over an octave.
 
 def candidates(case: Case, device: torch.device) -> Iterator[Candidate]:
     """Plain PyTorch, then ours, some of which may be rejected here."""
-    questions = dict(zip(KINDS, (_of_upstream, _of_strategies, _of_chunks), strict=True))
-    yield from questions[case.kind](case, device)
+    ask = (_of_upstream, _of_strategies, _of_chunks, _of_tiles)
+    yield from dict(zip(KINDS, ask, strict=True))[case.kind](case, device)
 
 
 def _of_upstream(case: Case, device: torch.device) -> Iterator[Candidate]:
@@ -80,24 +83,37 @@ def _of_strategies(case: Case, device: torch.device) -> Iterator[Candidate]:
     yield plain("plain")
     if case.dtype != "float32":
         yield plain("plain, float32 logits", torch.float32)
-    base = [
+    for config in _library(case):
+        yield ours(config.strategy, config)
+    if device.type == "cuda":
+        yield ours("atomic", article_config())
+
+
+def _library(case: Case) -> list[Config]:
+    return [
         Config("chunked", chunk=-(-case.shape.tokens // 16)),
         Config("full"),
         Config("recompute", slab=min(16384, -(-case.shape.vocab // 4))),
     ]
-    for config in base:
-        yield ours(config.strategy, config)
-    if device.type != "cuda":
-        return
-    yield ours("atomic", article_config())
-    tiles = gemm_bases(_problem(case), describe_device(device))[-1]
-    tiled = [replace(c, logits=tiles.logits, dx=tiles.dx, dw=tiles.dw) for c in base]
-    if tiled == base:
-        return
+
+
+def _of_tiles(case: Case, device: torch.device) -> Iterator[Candidate]:
+    yield plain("plain")
+    yield plain("plain, float32 logits", torch.float32)
+    problem, described = _problem(case), describe_device(device)
+    tiles = gemm_bases(problem, described)[-1]
+    library = _library(case)
+    tiled = [replace(c, logits=tiles.logits, dx=tiles.dx, dw=tiles.dw) for c in library]
     for config in tiled:
         yield ours(f"{config.strategy}, tiles", config)
-    for config in (tiled[0], tiled[2]):
-        yield ours(f"{config.strategy}, tiles, split24", replace(config, accumulator="split24"))
+    known = {"atomic", *(config.strategy for config in library)}
+    for name in strategies.names():
+        if name not in known:
+            yield ours(f"{name}, tiles", strategies.get(name).default(problem, described))
+    if case.dtype == "bfloat16":
+        for config in (tiled[0], tiled[2]):
+            split = replace(config, accumulator="split24")
+            yield ours(f"{config.strategy}, tiles, split24", split)
 
 
 def _of_chunks(case: Case, device: torch.device) -> Iterator[Candidate]:
@@ -119,6 +135,11 @@ def _problem(case: Case, accumulate: Accumulate = "fp32") -> Problem:
     return Problem(*sizes, case.dtype, accumulate=accumulate, features=("bias",))
 
 
+def default_shapes(device: torch.device) -> list[Shape]:
+    """The vocabularies that are published, at a hidden size that takes minutes at most."""
+    return [Shape(1024, HIDDEN[device.type], vocab) for vocab in VOCABULARIES]
+
+
 def plan(kinds: Sequence[str], shapes: Sequence[Shape], dtypes: Sequence[str]) -> list[Case]:
     """Every case, the claims first and the longest last; dtypes in the order they are given."""
     ordered = sorted(shapes, key=lambda shape: shape.vocab)
@@ -126,6 +147,9 @@ def plan(kinds: Sequence[str], shapes: Sequence[Shape], dtypes: Sequence[str]) -
     cases = [Case("upstream", ordered[0], d, k) for d in halves for k in DATA_KINDS]
     cases += [Case("strategies", s, d, k) for s in ordered for d in dtypes for k in DATA_KINDS]
     cases += [Case("chunks", s, d, k) for d in dtypes for k in DATA_KINDS for s in ordered]
+    places = {vocab: place for place, vocab in enumerate(TILED)}
+    ordered = sorted(ordered, key=lambda shape: places.get(shape.vocab, len(TILED)))
+    cases += [Case("tiles", s, d, k) for d in halves for s in ordered for k in DATA_KINDS]
     return [case for case in cases if case.kind in kinds]
 
 
@@ -171,7 +195,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
     add("--kinds", choices=KINDS, nargs="+", default=list(KINDS))
-    add("--shapes", type=Shape.parse, nargs="+", default=list(DEFAULT_SHAPES), metavar="N,D,V")
+    add("--shapes", type=Shape.parse, nargs="+", default=None, metavar="N,D,V")
     add("--dtypes", choices=DEFAULT_DTYPES, nargs="+", default=list(DEFAULT_DTYPES))
     add("--time-budget", type=float, default=600.0, help="seconds after which nothing starts")
     add("--device", type=torch.device, default=None)
@@ -189,7 +213,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "results": [],
         "left_out": [],
     }
-    for case in plan(arguments.kinds, arguments.shapes, arguments.dtypes):
+    kinds = [kind for kind in arguments.kinds if device.type == "cuda" or kind != "tiles"]
+    shapes = arguments.shapes or default_shapes(device)
+    for case in plan(kinds, shapes, arguments.dtypes):
         title = f"{case.kind} {case.shape} {case.dtype} {case.data}"
         print(f"{title}, {deadline.remaining:.0f} s left", file=sys.stderr, flush=True)
         if deadline.remaining <= 0:

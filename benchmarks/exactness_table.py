@@ -1,13 +1,24 @@
-"""Tables of what ``exactness.py`` measured."""
+#!/usr/bin/env python
+"""Tables of what ``exactness.py`` measured; as a program, the short one of docs/accuracy.md.
+
+    python benchmarks/exactness_table.py docs/accuracy.md exactness-h200.json --place gpu
+
+replaces what stands between ``<!-- exactness gpu -->`` and ``<!-- end -->`` in the page.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 OUTPUTS = {"token_loss": "token losses", "dx": "dX", "dw": "dW", "db": "db"}
 PLAINS = {"plain": "plain PyTorch", "plain, float32 logits": "plain PyTorch with float32 logits"}
+COMPARED = ("strategies", "tiles")
+"""The kinds of case that compare everybody on one problem."""
 
 
 def markdown(document: dict[str, Any]) -> str:
@@ -16,7 +27,7 @@ def markdown(document: dict[str, Any]) -> str:
     parts = [
         _provenance(document["environment"]),
         *(_ratios(results, name, title) for name, title in PLAINS.items()),
-        _by_strategy(results),
+        *(_by_strategy(results, kind) for kind in COMPARED),
         _chunks(results),
         _upstream(results),
         _left_out(document),
@@ -46,29 +57,68 @@ def _ratios(results: Sequence[dict[str, Any]], plain: str, title: str) -> str:
         _rule(4 + len(OUTPUTS)),
     ]
     for dtype, vocab, group in _groups(results):
-        pairs = [
-            (row["errors"], plain_errors)
-            for result in group
-            if (plain_errors := _errors_of(result, plain)) is not None
-            for row in _ours(result)
-        ]
+        pairs = _pairs(group, plain)
         if not pairs:
             continue
-        cells = [
-            f"{max(mine[output] / base[output] for mine, base in pairs):.2f}" for output in OUTPUTS
-        ]
+        cells = _largest_ratios(pairs)
         for side in (0, 1):
             cells.append(f"{max(pair[side]['loss'] for pair in pairs):.1e}")
         lines.append(_row([dtype, str(vocab), *cells]))
     return "\n".join(lines) if len(lines) > 6 else ""
 
 
-def _by_strategy(results: Sequence[dict[str, Any]]) -> str:
+def short_table(documents: Sequence[dict[str, Any]]) -> str:
+    """Ratios to plain PyTorch's errors, with where they were measured; later documents win."""
+    rows: dict[tuple[str, int], list[str]] = {}
+    sources = []
+    for document in documents:
+        sources.append(_source(document["environment"]))
+        for dtype, vocab, group in _groups(document["results"]):
+            if pairs := _pairs(group, "plain"):
+                rows[dtype, vocab] = _largest_ratios(pairs)
+    lines = [_row(["dtype", "V", *OUTPUTS.values()]), _rule(2 + len(OUTPUTS))]
+    lines += [_row([dtype, str(vocab), *rows[dtype, vocab]]) for dtype, vocab in sorted(rows)]
+    return "\n".join([*dict.fromkeys(sources), "", *lines])
+
+
+def replace_place(page: str, place: str, text: str) -> str:
+    """Put the text where the page says that it belongs."""
+    start, end = f"<!-- exactness {place} -->\n", "\n<!-- end -->"
+    before, found, after = page.partition(start)
+    if not found or end not in after:
+        raise ValueError(f"the page has no place {start.strip()} ... {end.strip()}")
+    return before + start + "\n" + text + "\n" + after[after.index(end) :]
+
+
+def _source(environment: dict[str, Any]) -> str:
+    device, versions = environment["device"], environment["versions"]
+    triton = f", Triton {versions['triton']}" if device["kind"] == "cuda" else ""
+    return f"{device['name']}, torch {versions['torch']}{triton}, {environment['date'][:10]}."
+
+
+def _pairs(
+    group: Sequence[dict[str, Any]], plain: str
+) -> list[tuple[dict[str, float], dict[str, float]]]:
+    """Errors of ours, each with plain PyTorch's on the same problem."""
+    return [
+        (row["errors"], plain_errors)
+        for result in group
+        if (plain_errors := _errors_of(result, plain)) is not None
+        for row in _ours(result)
+    ]
+
+
+def _largest_ratios(pairs: Sequence[tuple[dict[str, float], dict[str, float]]]) -> list[str]:
+    return [f"{max(mine[output] / base[output] for mine, base in pairs):.2f}" for output in OUTPUTS]
+
+
+def _by_strategy(results: Sequence[dict[str, Any]], kind: str) -> str:
     """dX and dW of each strategy, at the largest vocabulary that was measured."""
-    largest = max((r["vocab"] for r in results if r["kind"] == "strategies"), default=0)
-    chosen = [r for r in results if r["kind"] == "strategies" and r["vocab"] == largest]
+    largest = max((r["vocab"] for r in results if r["kind"] == kind and _ours(r)), default=0)
+    chosen = [r for r in results if r["kind"] == kind and r["vocab"] == largest]
+    products = "library products" if kind == "strategies" else "tiles"
     lines = [
-        f"### Errors by strategy, V = {largest}",
+        f"### Errors by strategy, {products}, V = {largest}",
         "",
         _row(["dtype", "data", "", *OUTPUTS.values()]),
         _rule(3 + len(OUTPUTS)),
@@ -150,7 +200,7 @@ def _groups(
 ) -> list[tuple[str, int, list[dict[str, Any]]]]:
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for result in results:
-        if result["kind"] == "strategies":
+        if result["kind"] in COMPARED:
             groups.setdefault((result["dtype"], result["vocab"]), []).append(result)
     return [(*key, groups[key]) for key in sorted(groups)]
 
@@ -169,3 +219,17 @@ def _row(cells: Iterable[str]) -> str:
 
 def _rule(columns: int) -> str:
     return "|" + "---|" * columns
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Put the table of measured ratios into a page.")
+    parser.add_argument("page", type=Path)
+    parser.add_argument("documents", type=Path, nargs="+", help="JSON of exactness.py")
+    parser.add_argument("--place", choices=("cpu", "gpu"), required=True)
+    arguments = parser.parse_args(argv)
+    text = short_table([json.loads(path.read_text()) for path in arguments.documents])
+    arguments.page.write_text(replace_place(arguments.page.read_text(), arguments.place, text))
+
+
+if __name__ == "__main__":
+    main()
