@@ -406,6 +406,16 @@ def test_exactness_sees_what_accumulators_do_and_says_what_is_missing(tmp_path, 
     text = out.with_suffix(".md").read_text()
     assert "Measured on a CPU" in text
     assert f"| flat | bfloat16 | 200 | 256 | fp32 | {plain_dw(by_case):.2e} |" in text
+    assert not any(kind == "tiles" for kind, _ in by_case)
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- exactness cpu -->\n\nold\n\n<!-- end -->\nafter\n")
+    for _ in range(2):
+        importlib.import_module("exactness_table").main([str(page), str(out), "--place", "cpu"])
+    text = page.read_text()
+    assert text.startswith("before\n<!-- exactness cpu -->\n\n")
+    assert text.endswith("|\n\n<!-- end -->\nafter\n")
+    assert "old" not in text
+    assert text.count("| bfloat16 | 200 | ") == 1
     assert exactness.main([*arguments, "--time-budget", "0"]) == 0
     assert "- strategies, 6 cases: no time left" in out.with_suffix(".md").read_text()
 

@@ -4,13 +4,11 @@ Where one class has nearly all the probability, p - 1 has few digits left, and a
 rounded to one float32 costs most of them.
 """
 
-import functools
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
-from exactness import assert_as_exact
+from confident import confident, hold_strictly
 from loss_cases import expect, make, run
 
 from flce_tune.kernels import loss as losses
@@ -32,26 +30,6 @@ INTERPRETED = [
     *((CONFIGS[name], (4, 32, 50257)) for name in ("full", "recompute")),
     (ATOMIC, (32, 32, 200)),
 ]
-
-
-@functools.cache
-def confident(n, hidden, vocab):
-    """Inputs, what plain torch makes of them, and the truth: losses from 1e-7 to a few nats.
-
-    x is close to its label's row of W. The losses are those of the tokens: their mean is one draw.
-    """
-    case = make(n, hidden, vocab, torch.float32, ("bias",))
-    generator = torch.Generator().manual_seed(3)
-    sharpness = 0.4 + 1.6 * torch.rand(n, 1, generator=generator)
-    case = replace(case, x=sharpness * (case.x + 4.0 * case.weight[case.target]))
-    plain, truth = expect(case, torch.float32)
-    rows = expect(case, torch.float32, needs=(), reduction="none")
-    return case, plain | rows[0], truth | rows[1]
-
-
-def hold_strictly(ours, plain, truth):
-    for name, value in ours.items():
-        assert_as_exact(name, value, plain[name], truth[name], torch.float32, statistics=0.0)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
