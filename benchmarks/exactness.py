@@ -102,14 +102,13 @@ def _of_tiles(case: Case, device: torch.device) -> Iterator[Candidate]:
     yield plain("plain, float32 logits", torch.float32)
     problem, described = _problem(case), describe_device(device)
     tiles = gemm_bases(problem, described)[-1]
-    library = _library(case)
-    tiled = [replace(c, logits=tiles.logits, dx=tiles.dx, dw=tiles.dw) for c in library]
+    configs = _library(case)
+    known = {"atomic", *(config.strategy for config in configs)}
+    others = [strategies.get(name) for name in strategies.names() if name not in known]
+    configs += [strategy.default(problem, described) for strategy in others]
+    tiled = [replace(c, logits=tiles.logits, dx=tiles.dx, dw=tiles.dw) for c in configs]
     for config in tiled:
         yield ours(f"{config.strategy}, tiles", config)
-    known = {"atomic", *(config.strategy for config in library)}
-    for name in strategies.names():
-        if name not in known:
-            yield ours(f"{name}, tiles", strategies.get(name).default(problem, described))
     if case.dtype == "bfloat16":
         for config in (tiled[0], tiled[2]):
             split = replace(config, accumulator="split24")
