@@ -120,7 +120,9 @@ def fill(store: Store) -> None:
     problems = [{"tokens": 64, "hidden": 32, "vocab": 128}]
     cancelled = store.submit_job({"device": "cpu", "problems": problems})
     store.request_cancel(cancelled.id)
-    store.submit_job({"device": "cuda:7", "problems": problems})  # it fails: there is no such GPU
+    broken = store.submit_job({"device": "cuda:7", "problems": problems})
+    store.claim_job("somebody", 60, ["cuda:7"])
+    store.finish_job(broken.id, "somebody", JobState.FAILED, "the GPU fell off the bus")
 
 
 def failed(measurement: Measurement) -> Measurement:

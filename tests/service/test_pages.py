@@ -236,16 +236,21 @@ def test_a_problem_compares_its_devices(
 def test_a_device_lists_its_problems_page_by_page(
     client: TestClient, store: Store, measure: Callable[..., Measurement]
 ):
-    for hidden in range(1, 31):
+    for hidden in range(1, 51):
         problem = dataclasses.replace(LLAMA3, hidden=hidden)
         store.set_winners(H200, problem, [Winner(measure(problem=problem))])
     first = client.get(H200_PAGE).text
     assert first.count('data-label="Problem"') == 25
     (following,) = [a for a in addresses(first) if "page=" in a]
     second = client.get(H200_PAGE + following).text
-    assert second.count('data-label="Problem"') == 30 + 5 - 25  # five ship with the package
-    assert "Page 2 of 2" in second
-    assert "This page does not exist" in client.get(f"{H200_PAGE}?page=3").text
+    assert second.count('data-label="Problem"') == 25
+    assert "Page 2 of 3" in second
+    third = client.get(f"{H200_PAGE}?page=3").text
+    assert third.count('data-label="Problem"') == 5  # ship with the package
+    assert "This page does not exist" in client.get(f"{H200_PAGE}?page=4").text
+    overview = client.get("/").text
+    assert overview.count('data-label="Output layer"') == 40
+    assert "14 more are on the devices' pages" in text_of(overview)
 
 
 def test_jobs_are_listed_page_by_page_and_by_state(

@@ -15,6 +15,7 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 JOBS_SHOWN = 5
 MISSES_SHOWN = 10
+LAYERS_SHOWN = 40
 
 
 @router.get("/")
@@ -29,6 +30,7 @@ def overview(
         "overview.html",
         devices=catalog.device_lines(snapshot, devices),
         coverage=catalog.coverage(snapshot, [d for d in devices if snapshot.fronts.get(d)]),
+        layers_shown=LAYERS_SHOWN,
         misses=store.misses(limit=MISSES_SHOWN),
         jobs=job_lines(store, store.jobs(limit=JOBS_SHOWN)),
         base_url=str(request.base_url).rstrip("/"),
