@@ -22,6 +22,7 @@ PACKAGES = (
     "liger-kernel",
     "cut-cross-entropy",
     "quack-kernels",
+    "megatron-core",
     "nvidia-cutlass-dsl",
     "tokenizers",
     "transformers",

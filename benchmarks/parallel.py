@@ -12,6 +12,7 @@ hides. Megatron-core's part needs the package ``megatron-core``.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -81,22 +82,35 @@ def work(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
         rows[name]["ms"] = statistics.median(samples)
         rows[name]["spread_ms"] = half_quartile_range(samples)
         rows[name]["rounds"] = len(samples)
-    for name in ways:
-        if device.type == "cuda":
-            rows[name] |= collective_times(lambda name=name: one(part, ways[name]), device)
     n, d, v = arguments.shape.tokens, arguments.shape.hidden, arguments.shape.vocab
     problem = Problem(n, d, v // arguments.ranks)
     rows[SPLIT]["config"] = str(choose(problem, describe_device(device), None))
-    if rank == 0:
-        write_json(arguments.out, {
-            "schema": SCHEMA,
-            "environment": describe(device),
-            "shape": str(arguments.shape),
-            "ranks": arguments.ranks,
-            "rows": [{"name": name} | row for name, row in rows.items()],
-        })  # fmt: skip
+    write = functools.partial(save, arguments, rank, device, rows)
+    write()
+    for name in ways:
+        if device.type == "cuda":
+            rows[name] |= collective_times(functools.partial(one, part, ways[name]), device)
+    write()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def save(
+    arguments: argparse.Namespace,
+    rank: int,
+    device: torch.device,
+    rows: dict[str, dict[str, Any]],
+) -> None:
+    """Write what there is so far, from the first rank."""
+    if rank:
+        return
+    write_json(arguments.out, {
+        "schema": SCHEMA,
+        "environment": describe(device),
+        "shape": str(arguments.shape),
+        "ranks": arguments.ranks,
+        "rows": [{"name": name} | row for name, row in rows.items()],
+    })  # fmt: skip
 
 
 def whole(part: Part) -> Step:
@@ -204,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _joined(context.join, arguments.time_budget + 15.0):
             for process in context.processes:
                 process.kill()
-            print("gave up: a rank hangs", file=sys.stderr)
+            print("gave up: a rank hangs, or --time-budget is too short", file=sys.stderr)
             return 1
     print(table(json.loads(arguments.out.read_text())))
     return 0
