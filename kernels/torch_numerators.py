@@ -58,11 +58,11 @@ def numerators(
         inside = (local >= 0) & (local < z.shape[1])
         picked = z.gather(1, local.clamp(0, z.shape[1] - 1)[:, None])[:, 0]
         label_logit.copy_(torch.where(inside, picked, label_logit))
-        bits = z * math.log2(math.e)
-        largest = bits.amax(1)
+        largest = z.amax(1) * math.log2(math.e)
         own = largest.ceil().clamp(min=LOWEST)
         chosen = torch.where(largest <= reference + HEADROOM, reference, own)
-        e = torch.exp2(bits - chosen[:, None])
+        near = (z - (LN2_HIGH * chosen)[:, None]) - (LN2_LOW * chosen)[:, None]
+        e = torch.exp(near)  # 2^(t - R); z·log2(e) rounded would cost as much as z is large
         tile_reference[index] = chosen
         tile_total[index] = e.sum(1)
         if out is not None:

@@ -1,0 +1,84 @@
+"""Numerators on the Triton kernels, through the interpreter, against plain torch."""
+
+import sys
+
+import pytest
+import torch
+from exactness import assert_as_exact
+from loss_cases import make
+
+from flce_tune.kernels.config import Config, Tile
+from flce_tune.kernels.strategies.chunked import Chunked
+from flce_tune.kernels.strategies.factored import Factored
+from flce_tune.kernels.strategies.overlay import Overlay
+from flce_tune.kernels.values import Inputs, LossSpec, Wanted
+
+triton_backend = pytest.importorskip("flce_tune.kernels.triton.backend")
+triton_numerators = pytest.importorskip("flce_tune.kernels.triton.numerators")
+
+pytestmark = [
+    pytest.mark.usefixtures("poison"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels run in tests/gpu"),
+]
+N, D, V = 40, 32, 700
+TILES = {
+    "logits": Tile(16, 64, 16, 4, 2, 2),
+    "dx": Tile(16, 32, 16, 4, 2, 2),
+    "dw": Tile(16, 32, 16, 4, 2, 2),
+}
+CONFIGS = {
+    "overlay": (Overlay(), Config("overlay", slab=64, **TILES)),
+    "factored": (Factored(), Config("factored", chunk=256, slab=64, **TILES)),
+    "factored, no dw tile": (
+        Factored(),
+        Config("factored", chunk=256, slab=128, logits=TILES["logits"]),
+    ),
+}
+SPECS = {"plain": LossSpec(), "options": LossSpec(-100, 0.0, None, 1.75, 0.03125)}
+EVERYTHING = Wanted(True, True, True)
+
+
+@pytest.fixture
+def on_triton(monkeypatch):
+    """Every strategy takes the Triton primitives."""
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("flce_tune.kernels."):
+            continue
+        for chooser, kernels in (
+            ("backend_of", triton_backend),
+            ("primitives_of", triton_numerators),
+        ):
+            if hasattr(module, chooser):
+                monkeypatch.setattr(module, chooser, lambda tensor, kernels=kernels: kernels)
+
+
+def prepared(dtype, loud):
+    case = make(N, D, V, torch.float32, ("ignored", "bias", "class_weight")).to(dtype)
+    if loud:  # labels far below the largest logit: tiles take their own reference
+        case.x[::2] *= 60
+    return Inputs(case.x, case.weight, case.target, case.bias, case.options["class_weight"])
+
+
+@pytest.mark.parametrize("loud", [False, True], ids=["", "loud"])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize(("strategy", "config"), CONFIGS.values(), ids=CONFIGS)
+def test_training(strategy, config, spec, loud, request):
+    row_weight = torch.randn(N, generator=torch.Generator().manual_seed(5)) / N
+    row_weight[::3] = 0  # the ignored rows
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        inputs = prepared(dtype, loud)
+        results.append(
+            Chunked().train(inputs, row_weight.to(dtype), spec, EVERYTHING, Config("chunked", 8))
+        )
+    plain, truth = results
+    request.getfixturevalue("on_triton")
+    inputs = prepared(torch.float32, loud)
+    ours, grads = strategy.train(inputs, row_weight, spec, EVERYTHING, config)
+    for name in ("lse", "dx", "dw", "db"):
+        got, base, true = (getattr(r[name != "lse"], name) for r in ((ours, grads), plain, truth))
+        if loud:  # exponents of several hundred, multiplied in float32: bfloat16 does not notice
+            torch.testing.assert_close(got.double(), true, rtol=2e-3, atol=2e-5, msg=name)
+        else:
+            assert_as_exact(name, got, base, true, torch.float32)
