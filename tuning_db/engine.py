@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import random
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -25,11 +26,12 @@ from sqlalchemy.pool import QueuePool
 from flce_tune.errors import StoreUnavailableError
 from flce_tune.tuning_db.faults import translated, where
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 """How long a writer waits for another before StoreUnavailableError."""
 
 _ADVISORY_LOCK = 0x666C6365  # "flce"
 _WRITES = "flce_tune_writes"
+_ASK_AGAIN_S = (0.001, 0.01)
 
 
 def parse_url(url: str) -> URL:
@@ -172,10 +174,35 @@ def _sqlite_engine(
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        writes = connection.get_execution_options().get(_WRITES, False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        if connection.get_execution_options().get(_WRITES, False):
+            _begin_writing(driver, _wait(wait_seconds))
+        else:
+            driver.execute("BEGIN")
 
     return engine
+
+
+def _begin_writing(connection: sqlite3.Connection, seconds: float) -> None:
+    """Wait for the write lock by asking again and again, at random moments.
+
+    SQLite's own wait asks ever more seldom: with many writers, whoever came first gets it last, or
+    not in time at all.
+    """
+    deadline = time.monotonic() + seconds
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(random.uniform(*_ASK_AGAIN_S))
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
 
 def connect_sqlite(path: Path, mode: str, wait_seconds: float | None = None) -> sqlite3.Connection:

@@ -70,7 +70,7 @@ class Store:
             create: make what is missing: folders, file and tables. An empty file counts as
                 missing, since SQLite makes one before it writes.
             read_only: never write; implies ``create=False``.
-            wait_seconds: how long to wait for other writers before giving up; None: 30 s.
+            wait_seconds: how long to wait for other writers before giving up; None: 60 s.
 
         Raises:
             StoreUnavailableError: it cannot be opened or created, or is not there.
