@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from flce_tune.api import linear_cross_entropy
 
@@ -229,6 +229,7 @@ class DeferredLogits:
 
     def cross_entropy(self, target: Tensor, **options: Any) -> Any:
         """``linear_cross_entropy`` of what was noted; target and options are its own."""
+        self.check_weights()
         x, weight, bias = self._one_product()
         scale = self.factor if self.cap is None else self.factor * self.cap
         one = math.isclose(scale, 1.0, rel_tol=1e-12)
@@ -236,6 +237,19 @@ class DeferredLogits:
             x, weight, target, bias=bias, softcap=self.cap, logit_scale=None if one else scale,
             **self.options, **options,
         )  # fmt: skip
+
+    def check_weights(self) -> None:
+        """See that the weights are still there: who gathers them for the head alone frees them.
+
+        Raises:
+            ValueError: a weight without storage (fully_shard) or without elements (ZeRO-3).
+        """
+        if any(_is_gone(product.weight) for product in self.products):
+            raise ValueError(
+                "the head's weight was freed between head and loss, so the head is sharded by "
+                "itself: leave it to the root's fully_shard, or use reshard_after_forward=False; "
+                "with ZeRO-3 the weight must be gathered around the whole call"
+            )
 
     def _one_product(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """The sum of the products as one: x [..., D], weight [V, D], bias [V].
@@ -273,6 +287,12 @@ def _cross_entropy(
         target, class_weight=weight, ignore_index=ignore_index, reduction=reduction,
         label_smoothing=label_smoothing,
     )  # fmt: skip
+
+
+def _is_gone(weight: Tensor) -> bool:
+    if type(weight) not in (Tensor, nn.Parameter) or torch.compiler.is_compiling():
+        return False
+    return weight.untyped_storage().size() == 0
 
 
 def _is_positive(value: Any) -> bool:

@@ -139,6 +139,8 @@ def causal_loss(
     **kwargs: Any,
 ) -> Any:
     """transformers' ``ForCausalLMLoss``, for deferred logits too."""
+    if isinstance(logits, DeferredLogits):
+        logits.check_weights()
     if not isinstance(logits, DeferredLogits) or logits.shape[-1] != vocab_size:
         from transformers.loss.loss_utils import ForCausalLMLoss
 
@@ -192,6 +194,10 @@ def _take_head(inner: Any, patch: _Patch) -> None:
     vocab = max((layer.out_features for layer in layers), default=0)
     patch.head = head
     try:
+        if callable(getattr(head, "reshard", None)):
+            raise UnknownOperationError(
+                "it is sharded by itself; leave it to the root's fully_shard"
+            )
         for layer in layers:
             if layer.out_features == vocab:
                 _take_linear(layer, patch)
