@@ -87,6 +87,26 @@ AccumulateOption = Annotated[
         rich_help_panel=_PROBLEM,
     ),
 ]
+ModesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mode",
+        metavar="NAME",
+        help="Gradients wanted: train (the default), train_frozen_weight or eval; several: repeat, "
+        "or separate with commas.",
+        rich_help_panel=_PROBLEM,
+    ),
+]
+AccumulatesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accumulate",
+        metavar="NAME",
+        help="How the weight's gradient is summed: fp32 (the default) or weight_dtype; several: "
+        "repeat, or separate with commas. Evaluation sums nothing.",
+        rich_help_panel=_PROBLEM,
+    ),
+]
 FeaturesOption = Annotated[
     list[str] | None,
     typer.Option(

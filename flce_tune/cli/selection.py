@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, get_args
 
 import typer
 
@@ -47,6 +49,22 @@ class Selection:
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
 
+    def variants(self, modes: list[str] | None, accumulates: list[str] | None) -> list[Selection]:
+        """The same in each mode with each accumulation; None: as it is.
+
+        Evaluation sums no gradient, so it comes once.
+
+        Raises:
+            typer.BadParameter: a name is none of theirs.
+        """
+        chosen_modes = _among(get_args(Mode), modes, "--mode") or [self.mode]
+        chosen = _among(get_args(Accumulate), accumulates, "--accumulate") or [self.accumulate]
+        return [
+            replace(self, mode=mode, accumulate=accumulate)
+            for mode in chosen_modes
+            for accumulate in (chosen[:1] if mode == "eval" else chosen)
+        ]
+
     def problem(self) -> Problem:
         """The one problem meant.
 
@@ -75,3 +93,11 @@ class Selection:
         if self.hidden is None or self.vocab is None or not self.tokens:
             raise typer.BadParameter("--hidden, --vocab and --tokens go together")
         return Preset("custom", self.hidden, self.vocab)
+
+
+def _among(known: Sequence[str], given: list[str] | None, option: str) -> list[Any]:
+    names = list(dict.fromkeys(split_commas(given)))
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}", param_hint=option)
+    return names

@@ -24,8 +24,8 @@ def sweep(
     hidden: options.HiddenOption = None,
     vocab: options.VocabOption = None,
     dtype: options.DtypeOption = None,
-    mode: options.ModeOption = "train",
-    accumulate: options.AccumulateOption = "fp32",
+    mode: options.ModesOption = None,
+    accumulate: options.AccumulatesOption = None,
     features: options.FeaturesOption = None,
     device: options.LocalDeviceOption = None,
     devices: options.DevicesOption = None,
@@ -78,13 +78,15 @@ def sweep(
     from flce_tune.sweep.events import SweepOptions
     from flce_tune.sweep.sweep import sweep as run_sweep
 
-    selection = Selection(
-        preset, from_model, tokens, hidden, vocab, dtype, mode, accumulate, features
-    )
+    one = Selection(preset, from_model, tokens, hidden, vocab, dtype, "train", "fp32", features)
+    selections = one.variants(mode, accumulate)
     on = measure_where(executor, device, devices, split_commas(accelerator))
     if (missed or train_step) and not on.devices:
         raise typer.BadParameter("--missed and --train-step are about this machine, not about Ray")
-    problems = missed_problems(selection, on.devices[0]) if missed else selection.problems()
+    if missed:
+        problems = missed_problems(selections[-1], on.devices[0])
+    else:
+        problems = [problem for selection in selections for problem in selection.problems()]
     if train_step:
         _refuse_train_step(problems)
     effort = SweepOptions(
