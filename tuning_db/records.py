@@ -110,7 +110,7 @@ class Measurement:
     shared_memory: int | None = None  # bytes per block, likewise
     errors: Mapping[str, float] = field(default_factory=dict)  # relative, by output name
     clocks_mhz: int | None = None  # SM clock while it ran
-    message: str = ""  # why it failed
+    message: str = ""  # why it failed, or whose time this is
     created_at: datetime | None = None  # UTC; the store fills it in
     id: int | None = None  # the store fills it in
 

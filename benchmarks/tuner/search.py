@@ -15,6 +15,7 @@ import itertools
 import json
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -23,7 +24,7 @@ import runs
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import describe_device
-from flce_tune.sweep.candidates import combinations, groups, walk
+from flce_tune.sweep.candidates import combinations, groups, in_turns, walk
 from flce_tune.sweep.measure import OpBench
 from flce_tune.sweep.sampling import sampled
 
@@ -51,11 +52,13 @@ def collect(arguments: argparse.Namespace) -> None:
     bench = OpBench(problem, runs.device(), seed=0)
 
     def run(config: Config) -> float | None:
+        start = time.process_time()
         try:
-            return bench.time(config)
+            ms = bench.time(config)
         except Exception as error:  # noqa: BLE001 - a config that cannot run is none of the table
             runs.say(f"{config}: {error}")
             return None
+        return (time.process_time() - start) * 1e3 if arguments.cpu_time else ms
 
     samples = runs.interleave(grid, arguments.rounds, run)
     table = [
@@ -76,13 +79,18 @@ def tpe(times: Times, seed: int) -> Iterator[Config]:
 def walk_then_tpe(times: Times, seed: int) -> Iterator[Config]:
     """As a sweep with a budget; each group's walk starts at a config that the seed chooses."""
     chooser = random.Random(seed)
+    walks = {
+        (group[0].strategy, group[0].accumulator): walk(
+            group, chooser.choice(group), times.get, times.__contains__
+        )
+        for group in groups(list(times))
+    }
     seen: dict[Config, None] = {}
-    for group in groups(list(times)):
-        for batch in walk(group, chooser.choice(group), times.get, times.__contains__):
-            for config in batch:
-                if config not in seen:
-                    seen[config] = None
-                    yield config
+    for batch in in_turns(walks, times.get, set()):
+        for config in batch:
+            if config not in seen:
+                seen[config] = None
+                yield config
     yield from sampled(list(times), seen, times.get, seed)
 
 
@@ -118,6 +126,9 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     collecting = commands.add_parser("collect")
     runs.add_problem(collecting)
+    collecting.add_argument(
+        "--cpu-time", action="store_true", help="of the process, where others load the machine"
+    )
     collecting.add_argument("--rounds", type=int, default=3)
     collecting.add_argument("--strategies", help="comma-separated; default: all")
     collecting.set_defaults(run=collect)

@@ -95,7 +95,7 @@ class Search:
             for configs in groups(self.space)
         }
         given_up: set[Group] = set()
-        walking = _in_turns(walks, time_of, given_up)
+        walking = in_turns(walks, time_of, given_up)
         return [walking, self._fill_up(time_of, seen, given_up)] if self._fill else [walking]
 
     def _fill_up(
@@ -242,7 +242,7 @@ def _ms(time_of: TimeOf, config: Config) -> float:
     return math.inf if time is None else time
 
 
-def _in_turns(
+def in_turns(
     walks: Mapping[Group, Iterator[list[Config]]], time_of: TimeOf, given_up: set[Group]
 ) -> Iterator[list[Config]]:
     """A batch of each walk after the other, until all have ended or were given up."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,10 +19,11 @@ from flce_tune.sweep.candidates import Search, covering
 from flce_tune.sweep.events import ProblemReport, Stage, SweepEvents, SweepOptions
 from flce_tune.sweep.failures import CandidateError
 from flce_tune.sweep.interval import FEWEST
-from flce_tune.sweep.measure import BenchFactory, Trial
+from flce_tune.sweep.measure import BenchFactory
 from flce_tune.sweep.places import Place
 from flce_tune.sweep.precompile import precompile
-from flce_tune.sweep.race import Racer, front, half_iqr, interleave, shortlist
+from flce_tune.sweep.race import Racer, front, half_iqr, shortlist
+from flce_tune.sweep.trials import Trials
 from flce_tune.sweep.worker import Method, StoppedError
 from flce_tune.tuning_db.records import Measurement, Status, Winner, canonical_config
 from flce_tune.tuning_db.store import Store
@@ -44,9 +43,7 @@ class Effort:
 
 FULL = Effort(second_runs=2, finalists=16, rounds=15, final_s=20.0)
 QUICK = Effort(second_runs=1, finalists=8, rounds=9, final_s=6.0)
-PLAIN_RUNS = 3
 SECOND_CHANCES = 40  # configs that run again, at most
-SCALE_S = 0.8  # for which a comparison of clocks holds; a compilation takes longer
 
 
 class ProblemSweep:
@@ -75,12 +72,7 @@ class ProblemSweep:
         self._device_record = device_record(self._device)
         self._problem_record = problem_record(problem)
         self._toolchain = place.toolchain
-        # All that ran and their samples so far, on the scale of the first one's first sample.
-        self._racers: dict[Config, Racer[Config]] = {}
-        self._trials: dict[Config, Trial] = {}  # of those checked by this sweep
-        self._passed: set[Config] = set()  # also checked on the ragged neighbour
-        self._twins: dict[Config, Config] = {}  # who has the same binaries and races for both
-        self._scale, self._scaled_at = 1.0, -math.inf  # what the first racer said last, and when
+        self._trials = Trials(self._call, self._store_failure)
         self._stages: list[tuple[Stage, float]] = []  # and when they started
         self._progress = ProblemReport(problem, place.device)
         self._failures: Counter[Status] = Counter()
@@ -102,7 +94,7 @@ class ProblemSweep:
             self._events.on_start(self._problem, search.budget)
             self._compile(search)
             self._stage("measure", search.budget)
-            for batch in search.batches(self._median):
+            for batch in search.batches(self._trials.median):
                 self._measure(self._resume(batch), search.budget)
             self._race([default, *incumbents])
             self._final(default, incumbents)
@@ -145,10 +137,6 @@ class ProblemSweep:
         measured = Snapshot.from_winners(self._store.winners(), "")
         return usable_front(measured, Snapshot.from_pretuned(), query)
 
-    def _median(self, config: Config) -> float | None:
-        racer = self._racers.get(self._twins.get(config, config))
-        return None if racer is None else racer.median
-
     def _resume(self, configs: Sequence[Config]) -> list[Config]:
         """Take over what was measured before; return the rest."""
         known = self._known()
@@ -158,9 +146,7 @@ class ProblemSweep:
             if earlier is None:
                 todo.append(config)
             elif earlier.status is Status.OK:
-                self._racers[config] = Racer(
-                    config, tuple(earlier.samples_ms), earlier.workspace_bytes or 0
-                )
+                self._trials.take_over(config, earlier.samples_ms, earlier.workspace_bytes or 0)
         resumed = self._progress.resumed + len(configs) - len(todo)
         self._progress = replace(self._progress, resumed=resumed)
         return todo
@@ -201,91 +187,45 @@ class ProblemSweep:
 
     def _try(self, config: Config) -> Measurement:
         try:
-            trial: Trial = self._call("trial", config)
+            racer = self._trials.run(config)
         except CandidateError as error:
             return self._failed(config, error)
-        self._trials[config] = trial
-        racer = Racer(config, (trial.sample_ms,), trial.workspace_bytes)
-        if trial.same_as in self._racers and config not in self._racers:
-            self._twins[config] = trial.same_as
-            return self._timed(racer, message=f"not timed: the same binaries as {trial.same_as}")
-        self._racers[config] = replace(racer, samples=self._scaled(config, racer.samples))
-        return self._timed(racer)
-
-    def _scaled(self, config: Config, samples: tuple[float, ...]) -> tuple[float, ...]:
-        """Samples just taken, as they would have been when the first racer was first timed.
-
-        Clocks fall as a GPU warms up: a config tried after a pause seems faster than it is. The
-        first racer runs again to tell by how much, unless it has done so just now.
-        """
-        reference = next(iter(self._racers.values()), None)
-        if reference is None or reference.key == config:
-            return samples
-        if time.monotonic() - self._scaled_at > SCALE_S:
-            now = self._sample(reference.key)
-            self._scale = 1.0 if now is None else reference.samples[0] / now
-            self._scaled_at = time.monotonic()
-        return tuple(sample * self._scale for sample in samples)
+        twin = self._trials.twin(config)
+        return self._timed(racer, f"not timed: the same binaries as {twin}" if twin else "")
 
     def _race(self, always: Sequence[Config]) -> None:
         """Run the best third again."""
-        third = -(-len(self._racers) // 3)
+        racers = self._trials.racers
+        third = -(-len(racers) // 3)
         chosen = shortlist(
-            self._racers.values(),
+            racers.values(),
             max(min(third, SECOND_CHANCES), self._effort.finalists),
-            [config for config in always if config in self._racers],
+            [config for config in always if config in racers],
         )
         self._stage("race", len(chosen))
-        passing = self._passing([racer.key for racer in chosen if racer.key in self._trials])
-        fresh = interleave(passing, self._effort.second_runs, self._sample)
-        scale = 1.0
-        if (reference := next(iter(self._racers), None)) in fresh:
-            first, *_ = self._racers[reference].samples
-            scale = first / statistics.median(fresh[reference])
-        for config, samples in fresh.items():
-            racer = self._racers[config]
-            again = tuple(sample * scale for sample in samples)
-            self._racers[config] = replace(racer, samples=racer.samples + again)
-
-    def _passing(self, configs: Sequence[Config]) -> list[Config]:
-        """Those that are right on the ragged neighbour, too; failures are stored.
-
-        Where the neighbour's tensors do not fit beside the problem's, nothing is held against the
-        config.
-        """
-        for config in configs:
-            if config in self._passed:
-                continue
-            try:
-                self._call("check_ragged", config)
-            except CandidateError as error:
-                if error.status is not Status.OUT_OF_MEMORY:
-                    self._drop(config, error)
-                    continue
-            self._passed.add(config)
-        return [config for config in configs if config in self._passed]
+        checked = [racer.key for racer in chosen if racer.key in self._trials.checked]
+        self._trials.again(self._trials.passing(checked), self._effort.second_runs)
 
     def _final(self, default: Config, incumbents: Sequence[Config]) -> None:
         """Race the finalists against the incumbents and the default, and store the front."""
+        known = self._trials.racers
         chosen = shortlist(
-            self._racers.values(),
+            known.values(),
             self._effort.finalists,
-            [config for config in (default, *incumbents) if config in self._racers],
+            [config for config in (default, *incumbents) if config in known],
         )
-        # What an earlier process measured is checked again here before it can win.
         self._stage("final", len(chosen))
-        finalists = self._passing(
-            [r.key for r in chosen if r.key in self._trials or self._retry(r.key)]
+        # What an earlier process measured is checked again here before it can win.
+        finalists = self._trials.passing(
+            [r.key for r in chosen if r.key in self._trials.checked or self._retry(r.key)]
         )
-        if not finalists:
-            raise SweepError(self._all_failed())
-        results = interleave(finalists, self._rounds(finalists), self._sample)
-        racers = [replace(self._racers[config], samples=s) for config, s in results.items()]
+        results = self._trials.in_turns(finalists, self._rounds(finalists))
+        racers = [replace(known[config], samples=s) for config, s in results.items()]
         if not racers:
             raise SweepError(self._all_failed())
         stored = {r.key: self._store.add_measurement(self._timed(r)) for r in racers}
         default_ms = stored[default].median_ms if default in stored else None
-        eager_ms = self._eager_ms()
+        eager_ms = self._trials.plain_ms()
         winners = tuple(
             sorted(
                 (
@@ -304,36 +244,18 @@ class ProblemSweep:
     def _retry(self, config: Config) -> bool:
         measurement = self._try(config)
         if measurement.status is not Status.OK:
-            self._racers.pop(config, None)
+            self._trials.racers.pop(config, None)
             self._store.add_measurement(measurement)
             return False
         return True
 
     def _rounds(self, finalists: Sequence[Config]) -> int:
-        round_s = sum(self._racers[config].median for config in finalists) / 1e3
+        round_s = sum(self._trials.racers[config].median for config in finalists) / 1e3
         affordable = int(self._effort.final_s / round_s) if round_s else self._effort.rounds
         return max(FEWEST, min(self._effort.rounds, affordable))
 
-    def _sample(self, config: Config) -> float | None:
-        try:
-            sample: float = self._call("time", config)
-        except CandidateError as error:
-            self._drop(config, error)
-            return None
-        return sample
-
-    def _drop(self, config: Config, error: CandidateError) -> None:
-        self._racers.pop(config, None)
+    def _store_failure(self, config: Config, error: CandidateError) -> None:
         self._store.add_measurement(self._failed(config, error))
-
-    def _eager_ms(self) -> float | None:
-        """Time plain PyTorch; None where it does not fit."""
-        try:
-            self._call("time_plain")  # a warm-up
-            samples: list[float] = [self._call("time_plain") for _ in range(PLAIN_RUNS)]
-        except CandidateError:
-            return None
-        return statistics.median(samples)
 
     def _call(self, method: Method, *args: object) -> Any:
         if self._should_stop():
@@ -341,7 +263,7 @@ class ProblemSweep:
         return self._runner.call(method, *args, timeout_s=self._options.timeout_s)
 
     def _timed(self, racer: Racer[Config], message: str = "") -> Measurement:
-        trial = self._trials[racer.key]
+        trial = self._trials.checked[racer.key]
         return self._record(
             racer.key,
             Status.OK,

@@ -189,7 +189,7 @@ def test_equal_binaries_are_timed_and_race_once(planted, extra, store, problem, 
 
 def test_trials_are_compared_at_the_same_clock(planted, store, problem, cpu, monkeypatch):
     """A GPU that cools while a config compiles is faster for a moment, and that config seems so."""
-    monkeypatch.setattr("flce_tune.sweep.tuning.SCALE_S", 0.0)
+    monkeypatch.setattr("flce_tune.sweep.trials.SCALE_S", 0.0)
     slow = Config("full")
 
     class Cooling(planted.Impatient):
