@@ -165,9 +165,11 @@ class _Sweep:
         lease = turn.lease
         if lease.finished == work and lease.finished_at and lease.finished_at > self._started_at:
             report = self._taken_over(turn.task.problem, place)
-            events.on_winners(report.winners)
-            agenda.finish(turn, report, finished=work)
-            return
+            if report.winners:
+                events.on_start(turn.task.problem, 0)
+                events.on_winners(report.winners)
+                agenda.finish(turn, report, finished=work)
+                return
         tuning = ProblemSweep(
             turn.task.problem,
             self._store,

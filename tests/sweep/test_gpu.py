@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 
@@ -6,6 +8,7 @@ from flce_tune.kernels import strategies
 from flce_tune.kernels.problem import Problem
 from flce_tune.sweep.events import SweepEvents, SweepOptions
 from flce_tune.sweep.measure import OpBench
+from flce_tune.sweep.places import LocalPlace, _uuid, local_places, works
 from flce_tune.sweep.sweep import sweep
 from flce_tune.tuning_db.records import Status
 
@@ -51,3 +54,35 @@ def test_the_measured_workspace_resembles_the_estimate(gpu):
     assert trial.workspace_bytes == pytest.approx(
         strategies.workspace(config, PROBLEM), rel=0.25, abs=32 << 20
     )
+
+
+def test_a_worker_sees_its_gpu_alone(planted, gpu):
+    place = LocalPlace(gpu, visible=_uuid(gpu))
+    assert works(place)
+    runner = place.runner(planted.Puppet, PROBLEM, 0)
+    seen = runner.call("time", "gpus", timeout_s=60)
+    runner.close()
+    assert seen == [str(torch.cuda.get_device_properties(gpu).uuid)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_sweep_at_the_same_time(store):
+    seen = set()
+
+    class Where(SweepEvents):
+        def __init__(self, place=None):
+            self.place = place
+
+        def at(self, place):
+            return Where(place)
+
+        def on_measurement(self, measurement, done, total):
+            seen.add((self.place, measurement.problem.hidden))
+
+    problems = [dataclasses.replace(PROBLEM, hidden=hidden) for hidden in (512, 768, 1024, 1280)]
+    places = local_places([torch.device("cuda", 0), torch.device("cuda", 1)])
+    report = sweep(problems, store, places, SweepOptions(quick=True), events=Where())
+    assert all(one.winners for one in report.problems)
+    assert len(seen) == len(problems), "whole problems"
+    assert {place for place, _ in seen} == {"cuda:0", "cuda:1"}

@@ -171,6 +171,12 @@ class Puppet:
     def environment(self, name):
         return os.environ.get(name)
 
+    def gpus(self):
+        return [
+            str(torch.cuda.get_device_properties(index).uuid)
+            for index in range(torch.cuda.device_count())
+        ]
+
     def refuse(self):
         raise ValueError("no")
 
