@@ -184,25 +184,16 @@ def accumulator_bytes(config: Config, problem: Problem, elements: int) -> int:
     return {"fp32": 4, "split24": 1, "weight_dtype": 0}[config.accumulator] * elements
 
 
-def evaluation_rows(tokens: int, vocab: int, config: Config, slab: int = 0) -> int:
-    """Tokens per step of an evaluation, within its budget.
-
-    ``slab``: columns of logits that a backward pass will hold anyway; where the forward pass must
-    store logits, it may store as many.
-    """
-    if config.logits is not None:
-        rows = EVALUATION_BYTES // tile_statistics_bytes(1, vocab, config.logits)
-    else:
-        rows = max(EVALUATION_BYTES // (4 * vocab), tokens * slab // vocab)
+def evaluation_rows(tokens: int, vocab: int, tile: Tile) -> int:
+    """Tokens per step of an evaluation that stores no logits, within its budget."""
+    rows = EVALUATION_BYTES // tile_statistics_bytes(1, vocab, tile)
     return min(max(128, rows // 128 * 128), tokens)
 
 
-def evaluation_bytes(config: Config, problem: Problem, slab: int = 0) -> int:
-    """Bytes ``evaluate`` holds at its peak."""
-    rows = evaluation_rows(problem.tokens, problem.vocab, config, slab)
-    if config.logits is not None:
-        return tile_statistics_bytes(rows, problem.vocab, config.logits)
-    return logits_bytes(rows, problem.vocab, problem, None)
+def evaluation_bytes(tile: Tile, problem: Problem) -> int:
+    """Bytes ``evaluate`` holds at its peak where it stores no logits."""
+    rows = evaluation_rows(problem.tokens, problem.vocab, tile)
+    return tile_statistics_bytes(rows, problem.vocab, tile)
 
 
 def evaluate(

@@ -78,7 +78,7 @@ class Recompute:
             rows = slabs.row_blocks(problem.tokens, slab, problem.itemsize)[0].stop
             forward = common.logits_bytes(rows, slab, problem, None)
         else:
-            forward = common.evaluation_bytes(config, problem)
+            forward = common.evaluation_bytes(config.logits, problem)
         if problem.mode == "eval":
             return forward
         backward = common.logits_bytes(problem.tokens, slab, problem, None)
@@ -127,7 +127,7 @@ class Recompute:
     ) -> Statistics:
         if config.logits is None:
             return slabs.evaluate(inputs, loss, wanted, blocks, self._slabs(inputs, config))
-        rows = common.evaluation_rows(len(inputs.x), inputs.vocab, config)
+        rows = common.evaluation_rows(len(inputs.x), inputs.vocab, config.logits)
         return common.evaluate(inputs, loss, wanted, config, rows)
 
     def backward(
@@ -164,16 +164,22 @@ class Recompute:
         if wanted.dx:
             out = x.new_empty(n, hidden, dtype=dtype)
             dx = Sum(out, len(bounds), config.accumulator, config.dx, "v")
+        lse, target_logit = statistics.lse, statistics.target_logit
+        parts = [
+            (
+                rows,
+                inputs.rows(rows),
+                replace(statistics, lse=lse[rows], target_logit=target_logit[rows]),
+                common.coefficient_rows(coefficients, rows),
+            )
+            for rows in blocks
+        ]
         for columns in bounds:
             g = buffer[:, : columns.stop - columns.start]
-            for rows in blocks:
-                stats = replace(
-                    statistics, lse=statistics.lse[rows], target_logit=statistics.target_logit[rows]
-                )
+            for rows, part, stats, given in parts:
                 backend_of(x).slab_gradient(
-                    inputs.rows(rows), columns, stats, common.coefficient_rows(coefficients, rows),
-                    loss, g[rows], config.logits,
-                )  # fmt: skip
+                    part, columns, stats, given, loss, g[rows], config.logits
+                )
             if dw is not None:
                 multiply(g.t(), x, dw[columns], config.dw, "n")
             if dx is not None:
