@@ -40,7 +40,7 @@ class Product:
         return out if self.factor == 1.0 else out * self.factor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DeferredLogits:
     """cap · tanh(factor · Σ products), or factor · Σ products without a cap; shape [..., V]."""
 
@@ -121,6 +121,7 @@ class DeferredLogits:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        _refuse_writing(name)
         return getattr(self._compute_for(f".{name}"), name)
 
     @classmethod
@@ -143,6 +144,7 @@ class DeferredLogits:
             if func is F.cross_entropy:
                 return _cross_entropy(first, *args[1:], **kwargs)
         name = getattr(func, "__name__", str(func))
+        _refuse_writing(name)
         args = tuple(_computed(value, name) for value in args)
         return func(*args, **{key: _computed(value, name) for key, value in kwargs.items()})
 
@@ -211,6 +213,9 @@ class DeferredLogits:
             return self._compute_for("flattening the vocabulary").flatten(start_dim, end_dim)
         return self._of_rows(lambda x: x.flatten(start_dim, end_dim))
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        _refuse_writing("__setitem__")
+
     def __getitem__(self, index: Any) -> Any:
         """Select rows: an index of leading dimensions, or one that ends in ``..., :``."""
         entries = index if isinstance(index, tuple) else (index,)
@@ -264,6 +269,27 @@ class DeferredLogits:
         weight = torch.cat([p.weight.to(first.weight.dtype) for p in self.products], dim=1)
         biases = [p.bias * p.factor for p in self.products if p.bias is not None]
         return x, weight, torch.stack(biases).sum(0) if biases else None
+
+
+def _computing(name: str) -> Callable[..., Any]:
+    def operator(self: DeferredLogits, *operands: Any) -> Any:
+        return getattr(self._compute_for(name), name)(*operands)
+
+    return operator
+
+
+for _name in ("radd", "sub", "rsub", "rtruediv", "neg", "abs", "pow", "matmul", "rmatmul", "iter",
+              "eq", "ne", "lt", "le", "gt", "ge"):  # fmt: skip
+    setattr(DeferredLogits, f"__{_name}__", _computing(f"__{_name}__"))
+
+
+def _refuse_writing(name: str) -> None:
+    """Who writes into logits expects to find there later what was written."""
+    if name == "__setitem__" or (name[-1] == "_" and name[-2:] != "__"):
+        raise ValueError(
+            f"this model writes into its logits ({name}), which are not there: train it without "
+            "flce_tune.integrations.transformers.apply"
+        )
 
 
 def _cross_entropy(

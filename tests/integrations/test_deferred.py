@@ -84,7 +84,12 @@ COMPUTED = {
     "method": lambda z: z.softmax(-1),
     "function": lambda z: torch.cat([z, z], dim=0),
     "property": lambda z: z.mT,
-    "left division": lambda z: torch.exp(z),
+    "exp": lambda z: torch.exp(z),
+    "difference": lambda z: 1.0 - (z - 2.0),
+    "minus": lambda z: -z,
+    "power": lambda z: z**2,
+    "quotient": lambda z: 1.0 / z,
+    "iteration": lambda z: torch.stack(list(z)),
 }
 
 
@@ -101,6 +106,26 @@ def test_what_cannot_be_recorded_is_computed_with_a_warning(change):
     x, weight, bias = inputs
     with pytest.raises(UnknownOperationError):
         change(DeferredLogits.of_linear(x, weight, bias, {}, strict=True))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda z: z.div_(2.0), lambda z: z.__setitem__((0, 0), 1.0), lambda z: torch.relu_(z)],
+    ids=["method", "item", "function"],
+)
+def test_writing_into_logits_is_refused(write):
+    x, weight, bias = parts()
+    with pytest.raises(ValueError, match="this model writes into its logits"):
+        write(DeferredLogits.of_linear(x, weight, bias, {}))
+
+
+def test_comparisons_compare_values():
+    x, weight, bias = parts()
+    logits = DeferredLogits.of_linear(x, weight, bias, {})
+    with pytest.warns(UserWarning, match="flce_tune computes the full logits"):
+        assert torch.equal(logits > 0, F.linear(x, weight, bias) > 0)
+    with pytest.warns(UserWarning, match="flce_tune computes the full logits"):
+        assert not (logits == 0.0).any()
 
 
 def test_a_sum_of_products_is_one_product():
