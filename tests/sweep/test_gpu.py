@@ -45,6 +45,34 @@ def test_a_sweep_on_a_gpu_compiles_ahead_and_beats_or_keeps_the_default(store, g
     assert result.eager_ms > 0
 
 
+@pytest.mark.slow
+def test_what_was_compiled_ahead_is_not_compiled_again(gpu, tmp_path, monkeypatch):
+    """A small problem in other processes leaves what the real one and its neighbour need."""
+    from flce_tune.kernels.problem import describe_device
+    from flce_tune.sweep.candidates import Search, covering
+    from flce_tune.sweep.measure import OpBench
+    from flce_tune.sweep.places import LocalPlace
+    from flce_tune.sweep.precompile import precompile
+    from flce_tune.sweep.worker import Worker
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    problem = Problem(tokens=8192, hidden=1024, vocab=100_000)
+    search = Search(problem, describe_device(gpu), SweepOptions(quick=True), [])
+    cover = [c for c in covering(search.space, search.valid) if c.logits or c.dx or c.dw]
+    failed = precompile(cover, problem, LocalPlace(gpu), OpBench, timeout_s=120)
+    ahead = set(tmp_path.rglob("*.cubin"))
+    worker = Worker(OpBench, problem, gpu, 0)
+    try:
+        for config in (c for c in cover if c not in failed):
+            worker.call("trial", config, timeout_s=120)
+            worker.call("check_ragged", config, timeout_s=120)
+    finally:
+        worker.close()
+    again = {path.name for path in set(tmp_path.rglob("*.cubin")) - ahead}
+    assert ahead
+    assert not again & {"logits_kernel.cubin", "slab_gradient_kernel.cubin", "product_kernel.cubin"}
+
+
 def test_the_measured_workspace_resembles_the_estimate(gpu):
     from flce_tune.kernels.problem import describe_device
 
