@@ -1,4 +1,8 @@
-"""Snapshots from a service: fetched once, kept on disk, used from there when it is away."""
+"""Snapshots from a service: fetched once, kept on disk, used from there when it is away.
+
+With the standard library, not ``flce_tune.client``: training needs no HTTP package, and this
+never tries twice, for a training job does not wait.
+"""
 
 from __future__ import annotations
 

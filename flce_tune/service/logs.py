@@ -36,3 +36,5 @@ def configure() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    for chatty in ("httpx", "alembic"):  # a line per request, and per revision of each job's file
+        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -20,7 +20,11 @@ class Work(Protocol):
     lease_seconds: float
 
     def start(self) -> JobProcess:
-        """Begin the sweep."""
+        """Begin the sweep.
+
+        Raises:
+            InterchangeError: what the job needs cannot be read; it has failed.
+        """
 
     def renew(self) -> bool | None:
         """Keep the job, and say whether somebody wants it cancelled; None: it is not ours."""

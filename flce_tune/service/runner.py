@@ -7,6 +7,7 @@ once restarted or by another one, and the sweep resumes where its measurements s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -15,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from flce_tune.errors import FlceTuneError
+from flce_tune.errors import FlceTuneError, InterchangeError
 from flce_tune.service.job_process import JobProcess, Outcome
 from flce_tune.service.queue import Queue, Work
 from flce_tune.tuning_db.records import JobState
@@ -84,13 +85,27 @@ class JobRunner:
     def _run(self, work: Work) -> None:
         log.info("job %s: starting", work.id)
         try:
-            process = work.start()
+            process = self._start(work)
+            if process is None:
+                return
             try:
                 self._supervise(work, process)
             finally:
                 process.kill()
         finally:
             work.close()
+
+    def _start(self, work: Work) -> JobProcess | None:
+        """Begin the sweep; None if the job is at fault. If it is not, others may have it."""
+        try:
+            return work.start()
+        except InterchangeError as error:
+            self._finish(work, Outcome(JobState.FAILED, str(error)), cancelled=False)
+            return None
+        except (FlceTuneError, OSError):
+            with contextlib.suppress(FlceTuneError):
+                work.release()
+            raise
 
     def _supervise(self, work: Work, process: JobProcess) -> None:
         lease = _Lease(work)

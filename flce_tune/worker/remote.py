@@ -89,6 +89,7 @@ class RemoteWork:
 
         Raises:
             ServiceError: the service refused, or gave no answer.
+            InterchangeError: what it knows is of another version.
         """
         self._fetch_known(self._spec)
         spec = self._spec.model_dump(mode="json") | {"device": self._link.name}
@@ -163,7 +164,8 @@ class RemoteWork:
             link.patient.report(self.id, link.owner)
 
     def _send_all(self, client: Client) -> None:
-        assert self._outbox is not None
+        if self._outbox is None:  # not even begun
+            return
         for letter in self._outbox.letters():
             self._send(client, letter)
 

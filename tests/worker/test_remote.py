@@ -1,12 +1,14 @@
 """A worker's side of a job: whatever happens to the line, each thing arrives once."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from remote_site import GPU, PROBLEM, SPEC, Line
 
-from flce_tune.errors import UnreachableError
+from flce_tune.errors import InterchangeError, UnreachableError
+from flce_tune.service.runner import JobRunner
 from flce_tune.tuning_db.records import Job, JobState, Measurement, Winner
 from flce_tune.tuning_db.store import Store
 from flce_tune.worker import remote
@@ -228,3 +230,26 @@ def test_many_results_go_in_parts(work: RemoteWork, store: Store, measured: Meas
     work.renew()
     assert store.count_measurements() == 490
     assert len(told(store, job)) == 20
+
+
+@pytest.mark.parametrize(
+    ("fault", "state"),
+    [(InterchangeError("of another version"), JobState.FAILED), (OSError("no disk"), None)],
+)
+def test_a_job_that_cannot_begin_fails_or_goes_to_others(
+    queue: RemoteQueue, store: Store, job: str, monkeypatch: pytest.MonkeyPatch, fault, state
+):
+    def refuse(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(RemoteWork, "_fetch_known", refuse)
+    runner = JobRunner(queue, poll_seconds=60, stop_seconds=1)
+    runner.start()
+    if state is not None:
+        while not store.job(job).state.final:
+            time.sleep(0.01)
+        assert (store.job(job).state, store.job(job).message) == (state, "of another version")
+    else:
+        while store.claim_job("another one", 60) is None:
+            time.sleep(0.01)
+    runner.stop()
