@@ -52,10 +52,13 @@ def test_own_sizes_become_a_job(browser: TestClient, store: Store):
     assert options["strategies"] == ["full", "chunked"]
 
 
-def test_a_form_sent_twice_makes_one_job(browser: TestClient, store: Store):
+def test_a_form_sent_twice_makes_one_job_unless_it_was_changed(browser: TestClient, store: Store):
     answers = [browser.post("/submit", data=SIZES).headers["location"] for _ in range(2)]
     assert answers[0] == answers[1]
     assert len(store.jobs()) == 1
+    assert browser.post("/submit", data=SIZES | {"tokens": "32"}).status_code == 303
+    assert len(store.jobs()) == 2
+    assert browser.post("/submit", data=SIZES | {"key": "x" * 10_000}).status_code == 303
 
 
 def test_a_known_model_becomes_a_job_with_its_own_token_counts(browser: TestClient, store: Store):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import uuid
 from collections.abc import Mapping
@@ -75,8 +76,7 @@ def submit(
     """Queue the job and show it; or show the form again, with what is wrong."""
     try:
         body = JobRequest.model_validate(job_request(values))
-        key = f"form-{_one(values, 'key')}" if _one(values, "key") else None
-        job = api.submit(body, store, request, Response(), scope, key)
+        job = api.submit(body, store, request, Response(), scope, _idempotency_key(values, body))
     except ValidationError as error:
         wrong = [_explain(e["loc"], e["msg"]) for e in error.errors()]
         return _page(request, _selectors(store, lookup), values, wrong)
@@ -112,6 +112,14 @@ def job_request(values: Values) -> dict[str, Any]:
         "dtype": dtype,
         "mode": mode,
     }
+
+
+def _idempotency_key(values: Values, body: JobRequest) -> str | None:
+    """One per form and content: the same form sent again, but changed, is another job."""
+    key = _one(values, "key")
+    if not key:
+        return None
+    return "form-" + hashlib.sha256(f"{key} {body.model_dump_json()}".encode()).hexdigest()
 
 
 def _page(
