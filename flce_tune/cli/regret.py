@@ -42,7 +42,7 @@ def _print(found: list[Regret]) -> None:
     from flce_tune.cli.units import format_ms
     from flce_tune.cli.views import problem_text
 
-    numbers = ("ms", "best ms", "loss")
+    numbers = ("ms", "best ms", "cost")
     made = table("problem", "rule", "its choice", *numbers, right=numbers)
     for one in found:
         made.add_row(
@@ -51,18 +51,17 @@ def _print(found: list[Regret]) -> None:
             str(one.config),
             format_ms(one.ms),
             format_ms(one.best_ms),
-            "not measured" if one.loss is None else f"{one.loss:.1%}",
+            "not measured" if one.cost is None else f"{one.cost:.1%}",
         )
     console = results()
     console.print(made)
     for rule in dict.fromkeys(one.rule for one in found):
         asked = [one for one in found if one.rule == rule]
-        losses = [one.loss for one in asked if one.loss is not None]
-        text = f"{rule}: {len(losses)} of {len(asked)} choices were measured"
-        if losses:
-            text += (
-                f"; loss {statistics.median(losses):.1%} in the median, {max(losses):.1%} at most"
-            )
+        costs = [one.cost for one in asked if one.cost is not None]
+        text = f"{rule}: {len(costs)} of {len(asked)} choices were measured"
+        if costs:
+            middle, worst = statistics.median(costs), max(costs)
+            text += f"; they cost {middle:.1%} in the median, {worst:.1%} at most"
         print_text(console, text)
 
 
@@ -77,5 +76,5 @@ def _as_json(one: Regret) -> dict[str, Any]:
         "config": one.config.to_dict(),
         "ms": one.ms,
         "best_ms": one.best_ms,
-        "loss": one.loss,
+        "cost": one.cost,
     }

@@ -2,7 +2,7 @@
 
 Each problem that was swept is taken for one that was not: a rule chooses among the winners of the
 others, and what it chose is looked up among this problem's own measurements. Only configs that its
-sweep happened to measure have an answer; many of those ran once, so a loss of a few percent is
+sweep happened to measure have an answer; many of those ran once, so a cost of a few percent is
 noise.
 """
 
@@ -38,7 +38,7 @@ class Regret:
     best_ms: float  # of the problem's fastest winner
 
     @property
-    def loss(self) -> float | None:
+    def cost(self) -> float | None:
         """How much longer it takes than the best: 0.05 for 5 %."""
         return None if self.ms is None else self.ms / self.best_ms - 1
 

@@ -48,10 +48,10 @@ def test_each_rule_is_judged_by_the_problems_own_measurements():
 
     one = by_rule(found, N1)
     assert one["nearest tokens"].config == Config("chunked", chunk=512)
-    assert one["nearest tokens"].loss == pytest.approx(0.1)
-    assert one["nearest shape"].loss == pytest.approx(0.05)
+    assert one["nearest tokens"].cost == pytest.approx(0.1)
+    assert one["nearest shape"].cost == pytest.approx(0.05)
     assert one["same architecture"].config == Config("chunked", chunk=384)
-    assert one["same architecture"].loss is None, "its sweep did not measure that"
+    assert one["same architecture"].cost is None, "its sweep did not measure that"
     assert one["default"].best_ms == 10.0
     assert "nearest tokens" not in by_rule(found, WIDE), "there is no other N of that shape"
 
@@ -61,7 +61,7 @@ def test_winners_count_with_their_final_time():
     other = measured(N2, chunked(256), 20.0)
     late = measured(N1, chunked(256), 9.0)
     found = regrets([trial, final, late, other], [Winner(final), Winner(other)])
-    assert by_rule(found, N1)["nearest tokens"].loss == 0.0
+    assert by_rule(found, N1)["nearest tokens"].cost == 0.0
 
 
 def test_nothing_stored():
