@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -19,6 +20,8 @@ from flce_tune.kernels.values import GivenLogits, Inputs, LossSpec, Wanted
 
 REDUCTIONS = ("mean", "sum", "none")
 ACCUMULATE = ("fp32", "weight_dtype")
+PLAIN = (Tensor, torch.nn.Parameter)
+"""Types of tensors that are nothing more."""
 OUTPUTS = ("lse", "token_loss", "entropy", "prediction", "accuracy", "z_loss")
 
 
@@ -138,7 +141,7 @@ def _check_each(required: dict[str, Tensor], optional: dict[str, Tensor | None])
 
 def is_distributed(tensor: Tensor) -> bool:
     """Whether it is a DTensor, known without importing torch.distributed."""
-    return hasattr(tensor, "full_tensor")
+    return type(tensor) not in PLAIN and hasattr(tensor, "full_tensor")
 
 
 def check_unsplit(vocab_range: tuple[int, int] | None, *, sequence_parallel: bool) -> None:
@@ -259,7 +262,7 @@ def launching_on(device: torch.device) -> contextlib.AbstractContextManager[obje
 
 def direct(*tensors: Tensor) -> bool:
     """Whether a call may skip the dispatcher's custom op: plain tensors, nobody tracing."""
-    plain = all(type(t) in (Tensor, torch.nn.Parameter) and not t.is_meta for t in tensors)
+    plain = all(type(t) in PLAIN and not t.is_meta for t in tensors)
     return plain and not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
 
 
@@ -319,21 +322,31 @@ def problem_of(
     mode: Mode = "eval"
     if wanted.dx or wanted.dw or wanted.db:
         mode = "train" if wanted.dw else "train_frozen_weight"
-    present = {
-        "bias": inputs.bias is not None,
-        "softcap": loss.softcap is not None,
-        "label_smoothing": loss.label_smoothing > 0,
-        "class_weight": inputs.class_weight is not None,
-        "per_token": per_token and mode != "eval",
-        "statistics": wanted.entropy or wanted.prediction,
-    }
-    n, hidden = inputs.x.shape
-    return Problem(
-        tokens=n,
-        hidden=hidden,
-        vocab=inputs.weight.shape[0],
-        dtype=DTYPE_NAMES[inputs.x.dtype],
-        mode=mode,
-        accumulate=cast(Accumulate, accumulate),
-        features=tuple(sorted(name for name in FEATURES if present[name])),
+    present = (  # in FEATURES' order
+        inputs.bias is not None,
+        loss.softcap is not None,
+        loss.label_smoothing > 0,
+        inputs.class_weight is not None,
+        per_token and mode != "eval",
+        wanted.entropy or wanted.prediction,
     )
+    n, hidden = inputs.x.shape
+    return _problem(n, hidden, inputs.vocab, inputs.x.dtype, mode, accumulate, present)
+
+
+@functools.lru_cache(maxsize=1024)
+def _problem(
+    tokens: int,
+    hidden: int,
+    vocab: int,
+    dtype: torch.dtype,
+    mode: Mode,
+    accumulate: str,
+    present: tuple[bool, ...],
+) -> Problem:
+    """The problem of a call, made and checked once for all calls like it."""
+    features = (name for name, there in zip(FEATURES, present, strict=True) if there)
+    return Problem(
+        tokens, hidden, vocab, DTYPE_NAMES[dtype], mode, cast(Accumulate, accumulate),
+        tuple(sorted(features)),
+    )  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flce_tune.kernels.config import Tile
+from flce_tune.kernels.loss import RowWeights
 from flce_tune.kernels.values import (
     Coefficients,
     Inputs,
@@ -23,7 +24,25 @@ from flce_tune.kernels.values import (
 
 
 class Backend(Protocol):
-    """The primitives strategies are made of; documented in ``torch_backend``."""
+    """The primitives of strategies (see ``torch_backend``) and around them (see ``loss``)."""
+
+    def row_weights(
+        self,
+        labels: Labels,
+        loss: LossSpec,
+        token_weight: Tensor | None,
+        divisor: Tensor | None,
+        reduction: str,
+        compute: torch.dtype,
+        *,
+        later: bool,
+    ) -> RowWeights:
+        """Weigh the rows, before the products; ``loss.all_row_weights``."""
+
+    def total_loss(
+        self, labels: Labels, statistics: Statistics, loss: LossSpec, weights: RowWeights
+    ) -> tuple[Tensor, Tensor]:
+        """Reduce the losses, after the products; ``loss.total_loss``."""
 
     def logits(
         self, inputs: Inputs, loss: LossSpec, wanted: Wanted, out: Tensor | None, tile: Tile | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Call:
         )
 
     def _choice(self) -> tuple[str, int | None, str]:
-        explicit = "" if self.config is None else json.dumps(self.config.to_dict())
+        explicit = "" if self.config is None else _written(self.config)
         return self.accumulate, self.workspace_limit, explicit
 
     def reduced(self) -> Tensor | LossOutputs:
@@ -93,3 +94,9 @@ class Call:
     def per_row(self, *, return_lse: bool) -> Tensor | tuple[Tensor, Tensor] | LossOutputs:
         """Loss whose upstream gradient may differ by token."""
         return self.reduction.of_rows(*self.rows(), return_lse=return_lse)
+
+
+@functools.lru_cache(maxsize=256)
+def _written(config: Config) -> str:
+    """A config as a custom op takes it."""
+    return json.dumps(config.to_dict())

@@ -17,10 +17,12 @@ def eager_twin(
     compute: Callable[..., tuple[Tensor, ...]],
     setup_context: Callable[[Any, tuple[Any, ...], tuple[Tensor, ...]], None],
     backward: Callable[..., tuple[Tensor | None, ...]],
+    results: int,
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """Make a function with a custom op's arguments, results and gradients.
+    """Make a function with a custom op's arguments, first results and gradients.
 
-    The three arguments are what the custom op was made from and registered with.
+    Its arguments are what the custom op was made from and registered with, and how many results
+    anybody but backward uses: each costs bookkeeping.
     """
 
     class Eager(torch.autograd.Function):
@@ -29,7 +31,7 @@ def eager_twin(
             output = compute(*arguments)
             ctx.set_materialize_grads(False)
             setup_context(ctx, arguments, output)
-            return output
+            return output[:results]
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:

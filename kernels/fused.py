@@ -16,6 +16,7 @@ from torch import Tensor
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels import selection, strategies
 from flce_tune.kernels.arguments import check_target_range, launching_on, prepare, problem_of
+from flce_tune.kernels.backends import backend_of
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.eager import eager_twin
 from flce_tune.kernels.problem import describe_device
@@ -59,21 +60,16 @@ def compute(
         if check_targets or x.device.type == "cpu":
             check_target_range(target, weight.shape[0], ignore_index)
         inputs = prepare(x, weight, target, bias, class_weight)
-        row_weight, total = losses.row_weights(
-            inputs, loss, token_weight, divisor, reduction, x.dtype
-        )
-        applied, left = row_weight, None
-        if total is not None:
-            factor = total.reciprocal()
-            if gradient_dtype(x.dtype) == x.dtype:
-                applied = row_weight * factor.clamp(max=torch.finfo(factor.dtype).max)
-            else:
-                left = torch.where((row_weight != 0).any(), factor, 0.0)
+        backend = backend_of(x)
+        weights = backend.row_weights(
+            inputs, loss, token_weight, divisor, reduction, x.dtype,
+            later=gradient_dtype(x.dtype) != x.dtype,
+        )  # fmt: skip
 
         def work(chosen: Config) -> tuple[Statistics, Gradients]:
             strategy = strategies.get(chosen.strategy)
             if need_dx or need_dw or need_db:
-                return strategy.train(inputs, applied, loss, wanted, chosen)
+                return strategy.train(inputs, weights.applied, loss, wanted, chosen)
             return strategy.evaluate(inputs, loss, wanted, chosen), Gradients()
 
         if len(x) == 0:
@@ -83,10 +79,7 @@ def compute(
             statistics, gradients = selection.run(
                 problem, describe_device(x.device), workspace_limit, config, work
             )
-        rows = losses.row_losses(inputs, statistics, loss)
-        value = (rows * row_weight).sum()
-        if total is not None:
-            value = value / total
+        value, rows = backend.total_loss(inputs, statistics, loss, weights)
         empty = x.new_empty(0)
         dx, dw, db = (
             x.new_empty(0) if gradient is None else gradient
@@ -98,7 +91,7 @@ def compute(
             statistics.lse,
             empty if statistics.mean_logit is None else statistics.lse - statistics.mean_logit,
             empty.long() if statistics.prediction is None else statistics.prediction,
-            rows.new_empty(0) if left is None else left,
+            rows.new_empty(0) if weights.left is None else weights.left,
             dx,
             dw,
             db,
@@ -199,4 +192,4 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
 
 
 fused_loss.register_autograd(_backward, setup_context=_setup_context)
-eager_fused_loss = eager_twin(compute, _setup_context, _backward)
+eager_fused_loss = eager_twin(compute, _setup_context, _backward, results=5)

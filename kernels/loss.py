@@ -6,6 +6,8 @@ These are the only places that know smoothing, z-loss and weights; formulas in
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -147,3 +149,46 @@ def row_weights(
         of_target = target_weight(labels)
         divisor = (weight if of_target is None else weight * of_target).sum()
     return weight, divisor
+
+
+@dataclass(frozen=True, slots=True)
+class RowWeights:
+    """What each row counts for, in the statistics' dtype."""
+
+    weight: Tensor  # [N] t_i, 0 for ignored rows
+    divisor: Tensor | None  # scalar, of the reduction; None for 1
+    applied: Tensor  # [N] the upstream gradient r of each row's loss, as the strategies take it
+    left: Tensor | None  # scalar, what r still lacks; None for 1
+
+
+def all_row_weights(
+    labels: Labels,
+    loss: LossSpec,
+    token_weight: Tensor | None,  # [N]
+    divisor: Tensor | None,  # scalar
+    reduction: str,
+    compute: torch.dtype,
+    *,
+    later: bool,
+) -> RowWeights:
+    """``row_weights``, divided by the reduction's divisor, or with the division left for ``later``.
+
+    Without a row that counts every weight is 0, whatever the divisor.
+    """
+    weight, total = row_weights(labels, loss, token_weight, divisor, reduction, compute)
+    if total is None:
+        return RowWeights(weight, None, weight, None)
+    factor = total.reciprocal()
+    if later:
+        return RowWeights(weight, total, weight, torch.where((weight != 0).any(), factor, 0.0))
+    applied = weight * factor.clamp(max=torch.finfo(factor.dtype).max)
+    return RowWeights(weight, total, applied, None)
+
+
+def total_loss(
+    labels: Labels, statistics: Statistics, loss: LossSpec, weights: RowWeights
+) -> tuple[Tensor, Tensor]:  # scalar, [N]
+    """The reduced loss, and the unreduced, unweighted losses it is made of."""
+    rows = row_losses(labels, statistics, loss)
+    value = (rows * weights.weight).sum()
+    return value if weights.divisor is None else value / weights.divisor, rows

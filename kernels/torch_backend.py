@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flce_tune.kernels import loss as losses
 from flce_tune.kernels.config import Tile
 from flce_tune.kernels.loss import logits_derivative, scaled_logits
 from flce_tune.kernels.values import (
@@ -18,6 +19,9 @@ from flce_tune.kernels.values import (
     Statistics,
     Wanted,
 )
+
+row_weights = losses.all_row_weights
+total_loss = losses.total_loss
 
 
 def logits(

@@ -20,6 +20,8 @@ from flce_tune.kernels.triton.arguments import (
     statistics_flags,
     tile_arguments,
 )
+from flce_tune.kernels.triton.reduce import row_weights as row_weights
+from flce_tune.kernels.triton.reduce import total_loss as total_loss
 from flce_tune.kernels.values import (
     Coefficients,
     Inputs,
