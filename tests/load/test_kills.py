@@ -94,7 +94,7 @@ class Load:
             thread.join()
 
     def _repeat(self, action) -> None:
-        clients = [Client(s.address, retries=Retries(120)) for s in self._services]
+        clients = [Client(s.address, retries=Retries(900)) for s in self._services]
         try:
             while not self._stopping.is_set():
                 action(random.choice(clients))
