@@ -42,7 +42,10 @@ with_configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("features", OPTIONS.values(), ids=OPTIONS)
 @with_configs
 def test_loss_and_gradients_are_as_exact_as_plain_torch(config, features, shape, dtype):
-    compare(make(*shape, dtype, features), dtype, config=config)
+    case = make(*shape, dtype, features)
+    if "token_weight" in case.options:  # of one sign, so that the loss does not cancel
+        case.options["token_weight"].abs_()
+    compare(case, dtype, config=config)
 
 
 @with_configs
