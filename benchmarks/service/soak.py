@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import random
@@ -79,8 +81,13 @@ class Soak:
         self._sample(self._requests)
 
     async def _keep_asking(self) -> None:
+        for number in self._left:  # with a new connection after one that was idle for too long
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                await self._ask_on_one_connection(number)
+
+    async def _ask_on_one_connection(self, first: int) -> None:
         async with Connection(self._port) as connection:
-            for number in self._left:
+            for number in itertools.chain([first], self._left):
                 method, path, body = self._next(number)
                 status, answer = await connection.ask(method, path, body)
                 assert status < 500, (status, path, answer)
