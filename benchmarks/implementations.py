@@ -19,7 +19,7 @@ from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import DTYPE_NAMES, Accumulate, Problem, describe_device
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-GemmWork = Literal["6NDV", "8NDV"]
+GemmWork = Literal["6NDV", "6-8NDV", "8NDV"]
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,8 @@ def peers(shape: Shape) -> list[Implementation]:
 
 # ours
 
+GEMM_WORK: dict[str, GemmWork] = {"overlay": "6-8NDV", "recompute": "8NDV", "atomic": "8NDV"}
+"""Of strategies that compute something twice."""
 OURS = ("ours", "ours_weight_dtype", "ours_configs")
 
 
@@ -166,7 +168,7 @@ def _ours(
     return Implementation(
         name=name,
         family=family,
-        gemm_work="8NDV" if config.strategy in ("recompute", "atomic") else "6NDV",
+        gemm_work=GEMM_WORK.get(config.strategy, "6NDV"),
         build=build,
         details={"config": config.to_dict(), "accumulate": accumulate, **details},
     )

@@ -151,7 +151,7 @@ def test_a_failing_contestant_costs_itself_alone():
             Implementation("wrong", "wrong", "6NDV", lambda: wrong),
             Implementation("plain", "plain", "6NDV", lambda: plain_loss),
         ],
-        prepare_seconds=1.0,
+        prepare_seconds=3.0,
     )
     rows = rows_by_family(result)
     assert [rows[name]["status"] for name in ("absent", "broken", "hanging")] == [
