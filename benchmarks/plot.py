@@ -44,6 +44,27 @@ def drawable(result: dict[str, Any]) -> list[Row]:
     return [r for r in result["implementations"] if r.get("times_floor") and r.get("extra_bytes")]
 
 
+def merged(documents: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each shape and kind of data with all documents' rows, and the last one's environment.
+
+    Of what several documents measured, the last counts.
+    """
+    found: dict[tuple[Any, ...], tuple[dict[str, Any], dict[str, Any]]] = {}
+    for document in documents:
+        for result in document["results"]:
+            key = tuple(result[name] for name in ("tokens", "hidden", "vocab", "data"))
+            before = found[key][0]["implementations"] if key in found else []
+            rows = {_identity(row): row for row in (*before, *drawable(result))}
+            found[key] = ({**result, "implementations": [*rows.values()]}, document["environment"])
+    return list(found.values())
+
+
+def _identity(row: Row) -> str:
+    """What a row is of: a config, or a peer."""
+    config = row.get("config")
+    return json.dumps([config, row.get("accumulate")], sort_keys=True) if config else row["name"]
+
+
 def series_of(row: Row) -> str:
     """Which line of ours a row belongs to, or ``peer``."""
     if not row["family"].startswith("ours"):
@@ -134,10 +155,11 @@ def _draw_ours(axes: Axes, rows: Sequence[Row]) -> list[Label]:
         reach = axes.get_xlim()[1]
         axes.plot(*_stairs(x, y, reach), color=colour, linewidth=1.6, zorder=4)
         axes.plot(x, y, marker, color=colour, markersize=6, zorder=5, label=name)
-        labels += [
-            Label(config_label(row), *point, colour, 7.5)
+        texts = {
+            config_label(row): point
             for row, point in zip(front, zip(x, y, strict=True), strict=True)
-        ]
+        }
+        labels += [Label(text, *point, colour, 7.5) for text, point in texts.items()]
     return labels
 
 
@@ -161,18 +183,21 @@ def _title(result: dict[str, Any], environment: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("comparison", type=Path, help="JSON of compare.py")
+    parser.add_argument(
+        "comparisons", type=Path, nargs="+",
+        help="JSON of compare.py; of several, one figure a shape, each point beside its floor",
+    )  # fmt: skip
     parser.add_argument("--out-dir", type=Path, default=Path())
     arguments = parser.parse_args(argv)
-    document = json.loads(arguments.comparison.read_text())
+    documents = [json.loads(path.read_text()) for path in arguments.comparisons]
     arguments.out_dir.mkdir(parents=True, exist_ok=True)
     plt.rcParams.update({"svg.hashsalt": "flce-tune", "svg.fonttype": "path"})
-    for result in document["results"]:
+    for result, environment in merged(documents):
         name = "{tokens}x{hidden}x{vocab}-{data}".format(**result)
         if not drawable(result):
             print(f"{name}: nothing has both a time and a peak, no figure", file=sys.stderr)
             continue
-        figure = draw(result, document["environment"])
+        figure = draw(result, environment)
         for suffix, metadata in (("svg", {"Date": None}), ("png", None)):
             path = arguments.out_dir / f"{name}.{suffix}"
             figure.savefig(path, dpi=160, metadata=metadata)
