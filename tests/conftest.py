@@ -3,6 +3,10 @@
 import os
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():  # before anything imports Triton, which reads it once
+    os.environ["TRITON_INTERPRET"] = "1"
 
 pytest_plugins = ["databases"]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from served import ServedTransport
 
 import flce_tune.client
 from flce_tune.client import Client
@@ -25,7 +26,7 @@ def service(database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     with Store.open(url) as store, TestClient(create_app(settings)) as served:
 
         def connect(address: str, token: str | None) -> Client:
-            return Client(address, token=token, transport=served._transport)
+            return Client(address, token=token, transport=ServedTransport(served))
 
         monkeypatch.setattr(flce_tune.client, "Client", connect)
         monkeypatch.setenv("FLCE_TUNE_URL", "http://testserver")

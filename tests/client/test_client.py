@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from served import ServedTransport
 
 from flce_tune.client import Client
 from flce_tune.errors import RefusedError
@@ -48,7 +49,7 @@ def client(store: Store) -> Iterator[Client]:
     settings = ServiceSettings(store.url, run_jobs=False, poll_seconds=0.05, lease_seconds=60)
     with (
         TestClient(create_app(settings)) as served,
-        Client("http://testserver", token=secret, transport=served._transport) as opened,
+        Client("http://testserver", token=secret, transport=ServedTransport(served)) as opened,
     ):
         yield opened
 

@@ -1,13 +1,7 @@
-import os
-
 import pytest
-import torch
 from poison import poison_uninitialised
 
 from flce_tune.kernels import selection
-
-if not torch.cuda.is_available():  # before anything imports Triton, which reads it once
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True)

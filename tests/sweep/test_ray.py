@@ -74,7 +74,8 @@ def test_a_lost_node_costs_its_running_problem_and_nothing_that_was_measured(
             make_bench=planted.Impatient,
         )
     assert [r.problem for r in report.problems if r.winners] == problems
-    assert log.count((name, "lost")) == 2, "its node does not come back, so it is left alone"
+    # Twice, and then it is left alone; once, if no problem was left to try it with.
+    assert log.count((name, "lost")) in (1, 2)
     began = log[[p for p, _ in log].index(name)][1]
     assert {p for p, hidden in log if hidden == began} == {name, *(p.name for p in places)}
     first = Counter((m.problem, config_of(m)) for m in store.measurements() if not m.samples_ms[1:])

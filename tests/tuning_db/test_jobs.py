@@ -51,7 +51,7 @@ def test_the_life_of_a_job(store):
 
 def test_priority_first_then_age(store):
     ids = [store.submit_job({}, priority=p).id for p in (0, 5, 0, 5)]
-    claimed = [store.claim_job("w", LONG).id for _ in ids]
+    claimed = [store.claim_job(f"worker {n}", LONG).id for n in range(len(ids))]
     assert claimed == [ids[1], ids[3], ids[0], ids[2]]
 
 

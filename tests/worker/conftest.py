@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from remote_site import GPU, PROBLEM, TOOLCHAIN, Line
+from served import ServedTransport
 
 from flce_tune.client import Client, Retries
 from flce_tune.service.app import create_app
@@ -26,7 +27,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def line(store: Store) -> Iterator[Line]:
     settings = ServiceSettings(store.url, run_jobs=False, lease_seconds=60)
     with TestClient(create_app(settings)) as served:
-        yield Line(served._transport)
+        yield Line(ServedTransport(served))
 
 
 @pytest.fixture
