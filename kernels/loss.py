@@ -120,14 +120,9 @@ def coefficients(
             raise ValueError("a gradient on the entropy needs the statistic mean_logit")
         a = a + grad_entropy * statistics.mean_logit
         c = -grad_entropy
-    # exp(-lse_low) = 1 - lse_low up to its square: nothing, beside the rounding of such logits.
-    rest = statistics.lse_low
-    return Coefficients(
-        a=torch.addcmul(a, a, rest, value=-1),
-        b=b,
-        c=None if c is None else torch.addcmul(c, c, rest, value=-1),
-        e=e,
-    )
+    rest = torch.exp(-statistics.lse_low)
+    a, c = a * rest, None if c is None else c * rest
+    return Coefficients(a=a, b=b, c=c, e=e)
 
 
 def row_weights(

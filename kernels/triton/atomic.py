@@ -141,8 +141,7 @@ def atomic_kernel(
         weight_of_target = tl.load(class_weight_ptr + tl.where(known, target, 0))
     b = r * (1.0 - smoothing) * weight_of_target
     e_share = r * smoothing / vocab
-    a = b + e_share * weight_total + 2.0 * r * z_loss * lse
-    a -= a * lse_low
+    a = (b + e_share * weight_total + 2.0 * r * z_loss * lse) * tl.exp(-lse_low)
     for start in range(0, vocab, V_BLOCK):
         columns = start + tl.arange(0, V_BLOCK)
         inside = columns < vocab
