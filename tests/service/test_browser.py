@@ -268,7 +268,7 @@ def test_the_charts_are_drawn(visit: Callable[..., sync_api.Page], served: Serve
     wait_for_charts(page)
     front = page.locator("figure", has=page.locator('[data-chart="front"]'))
     points = front.locator("svg .mark-symbol.role-mark path")
-    assert points.count() >= 2 * 6 + 3  # winners twice, and the others
+    assert points.count() >= 6  # the winners at least: others only of the newest toolchain
     tiles = page.locator("figure", has=page.locator('[data-chart="tiles"]'))
     assert tiles.locator("svg .mark-rect path").count() >= 4
     sync_api.expect(tiles).to_contain_text("V_BLOCK")
