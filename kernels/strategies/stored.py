@@ -29,9 +29,9 @@ from flce_tune.kernels.numerators import (
 )
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.strategies import common
+from flce_tune.kernels.strategies.recompute import SLAB_MULTIPLE
 from flce_tune.kernels.values import Inputs, LossSpec, Statistics
 
-SLAB_MULTIPLE = 256
 SLABS = (2048, 4096, 8448, 16896)
 """8448 columns are 33 tiles of 256 or 66 of 128: with 16 tiles of D = 4096, or 128 of N, whole
 waves on 132 multiprocessors."""

@@ -264,11 +264,11 @@ def _tiled_logits(
         ROWS=row_block,
         TILES=64,
     )
-    _target_logits(inputs, loss, out, result.target_logit)
+    target_logits(inputs, loss, out, result.target_logit)
     return result
 
 
-def _target_logits(inputs: Inputs, loss: LossSpec, stored: Tensor | None, into: Tensor) -> None:
+def target_logits(inputs: Inputs, loss: LossSpec, stored: Tensor | None, into: Tensor) -> None:
     """Write z of each row's label: from the stored logits, or else from the label's row of W."""
     n, hidden = inputs.x.shape
     vocab = inputs.weight.shape[0]

@@ -20,13 +20,14 @@ from torch import Tensor
 from flce_tune.kernels.config import Tile
 from flce_tune.kernels.numerators import HEADROOM, LN2_HIGH, LN2_LOW, LOWEST, Blocks, Merged
 from flce_tune.kernels.triton.arguments import (
+    cdiv,
     descriptor,
     logits_grid,
     loss_scalars,
+    next_power_of_2,
     tile_arguments,
 )
-from flce_tune.kernels.triton.backend import target_gradients, tiled_slab_gradient
-from flce_tune.kernels.triton.labels import target_logit_kernel
+from flce_tune.kernels.triton.backend import target_gradients, target_logits, tiled_slab_gradient
 from flce_tune.kernels.triton.logits import tile_logits, tile_position, with_bias
 from flce_tune.kernels.triton.rows import finite_or_zero, two_sum
 from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
@@ -203,24 +204,8 @@ def scaled_rows_kernel(
 
 def label_logits(inputs: Inputs, loss: LossSpec) -> Tensor:
     """z of each row's label, by one dot product a row."""
-    n, hidden = inputs.x.shape
-    into = torch.empty(n, dtype=torch.float32, device=inputs.x.device)
-    target_logit_kernel[(n,)](
-        inputs.x,
-        inputs.weight,
-        inputs.bias,
-        inputs.target,
-        into,
-        inputs.vocab,
-        hidden,
-        inputs.x.stride(0),
-        inputs.weight.stride(0),
-        *loss_scalars(loss),
-        HAS_BIAS=inputs.bias is not None,
-        HAS_SOFTCAP=False,
-        BLOCK=min(1024, triton.next_power_of_2(hidden)),
-        num_warps=4,
-    )
+    into = torch.empty(len(inputs.x), dtype=torch.float32, device=inputs.x.device)
+    target_logits(inputs, loss, None, into)
     return into
 
 
@@ -268,7 +253,7 @@ def merge(tile_reference: Tensor, tile_total: Tensor) -> Merged:
     """Each row's R, Σ 2^(t - R) and lse."""
     tiles, n = tile_reference.shape
     reference, total, lse, low = torch.empty(4, n, device=tile_total.device).unbind()
-    merge_kernel[(triton.cdiv(n, MERGE_ROWS),)](
+    merge_kernel[(cdiv(n, MERGE_ROWS),)](
         tile_reference, tile_total, reference, total, lse, low, n, tiles,
         ROWS=MERGE_ROWS, TILES=MERGE_TILES,
     )  # fmt: skip
@@ -296,8 +281,8 @@ def gradients(
 def scaled_rows(x: Tensor, factor: Tensor, out: Tensor) -> None:
     """out = diag(factor)·x, rounded once."""
     n, hidden = x.shape
-    block = min(2048, triton.next_power_of_2(hidden))
-    scaled_rows_kernel[(n, triton.cdiv(hidden, block))](
+    block = min(2048, next_power_of_2(hidden))
+    scaled_rows_kernel[(n, cdiv(hidden, block))](
         x, x.stride(0), factor, out, out.stride(0), hidden, BLOCK=block, num_warps=4
     )
 
@@ -323,7 +308,7 @@ def set_labels(blocks: Blocks, target: Tensor, value: Tensor) -> None:
     """Write E at the labels."""
     n = len(target)
     first, end = blocks.columns.start, blocks.columns.stop
-    set_labels_kernel[(triton.cdiv(n, LABEL_ROWS),)](
+    set_labels_kernel[(cdiv(n, LABEL_ROWS),)](
         blocks.data, target, value, n, first, end - first, blocks.padded_rows,
         SLAB=blocks.slab, ROWS=LABEL_ROWS,
     )  # fmt: skip
