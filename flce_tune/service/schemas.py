@@ -10,6 +10,7 @@ from typing_extensions import Self
 
 from flce_tune.dispatch.convert import device_slug
 from flce_tune.kernels.problem import FEATURES, Accumulate, Mode, Problem, token_bucket
+from flce_tune.sweep.interval import median_interval
 from flce_tune.tuning_db.records import (
     DeviceRecord,
     Job,
@@ -30,6 +31,13 @@ Selector = Annotated[
         "the machine that takes the job (cuda:1), an architecture (sm_90), or a device by its id; "
         "the job waits for a machine that has it",
         examples=["auto", "sm_90"],
+    ),
+]
+Interval = Annotated[
+    tuple[float, float] | None,
+    Field(
+        description="95 % confidence interval of the median; null for too few samples",
+        examples=[[17.37, 18.59]],
     ),
 ]
 T = TypeVar("T")
@@ -113,6 +121,7 @@ class MeasurementView(Model):
     samples_ms: tuple[float, ...]
     median_ms: float | None
     spread_ms: float | None
+    interval_ms: Interval
     workspace_bytes: int | None
     registers: int | None
     spills: int | None
@@ -125,9 +134,13 @@ class MeasurementView(Model):
     @classmethod
     def of(cls, record: Measurement) -> MeasurementView:
         """View a record."""
-        values = {name: getattr(record, name) for name in cls.model_fields if name != "device_name"}
-        values |= {"device": device_slug(record.device), "device_name": record.device.name}
-        return cls.model_validate(values)
+        worked_out = {
+            "device": device_slug(record.device),
+            "device_name": record.device.name,
+            "interval_ms": median_interval(record.samples_ms),
+        }
+        stored = {n: getattr(record, n) for n in cls.model_fields if n not in worked_out}
+        return cls.model_validate(stored | worked_out)
 
 
 class WinnerView(Model):
@@ -345,6 +358,7 @@ class BestView(BaseModel):
     rule: str = Field(description="which rule of the look-up chose it", examples=["exact"])
     detail: str
     expected_ms: float | None = Field(description="median when measured; null if it never was")
+    expected_interval_ms: Interval
     workspace_bytes: int = Field(description="for exactly the tokens asked about")
     device: DeviceView
     problem: ProblemSpec

@@ -36,6 +36,9 @@ class DifferenceView(BaseModel):
     a: WinnerView | None = Field(description="the fastest; of a toolchain, winner or not")
     b: WinnerView | None
     ratio: float | None = Field(description="A's time over B's: above 1 where B is faster")
+    within_noise: bool | None = Field(
+        description="whether the intervals of both times overlap; null unless both have one"
+    )
     same_config: bool
 
     @classmethod
@@ -47,6 +50,7 @@ class DifferenceView(BaseModel):
             a=None if one.a is None else WinnerView.of(one.a),
             b=None if one.b is None else WinnerView.of(one.b),
             ratio=one.ratio,
+            within_noise=one.within_noise,
             same_config=one.same_config,
         )
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -13,6 +12,7 @@ from flce_tune.cli.app import app
 from flce_tune.tuning_db.records import DeviceRecord, Measurement, Status, ToolchainRecord, Winner
 from flce_tune.tuning_db.store import Store
 
+H200 = DeviceRecord("cuda", "NVIDIA H200", "9.0", 132, 232448, 150_000_000_000)
 A100 = DeviceRecord("cuda", "NVIDIA A100", "8.0", 108, 166912)
 NEWER = ToolchainRecord("2.14.0", "3.8.0", "13.0", "580.1", "1" * 64)
 
@@ -59,18 +59,37 @@ def test_the_command_line_agrees(
     monkeypatch.setenv("FLCE_TUNE_DB", store.url)
     done = CliRunner().invoke(app, ["diff", "H200", "A100", "--json"])
     assert done.exit_code == 0, done.output
-    found = _without_intervals(json.loads(done.stdout))
+    found = json.loads(done.stdout)
     assert found == _comparable(compare(client, a="NVIDIA H200", b="NVIDIA A100"))
 
 
-def _without_intervals(found: Any) -> Any:
-    """What the command line says, less what it alone says: of confidence."""
-    if isinstance(found, list):
-        return [_without_intervals(item) for item in found]
-    if isinstance(found, dict):
-        alone = ("interval_ms", "within_noise")
-        return {k: _without_intervals(v) for k, v in found.items() if k not in alone}
-    return found
+@pytest.mark.parametrize(
+    ("shift", "within"), [(0.0, True), (-0.5, True), (-1.1, False)], ids=["same", "near", "apart"]
+)
+def test_times_whose_intervals_overlap_are_within_noise(
+    client: TestClient,
+    store: Store,
+    measure: Callable[..., Measurement],
+    shift: float,
+    within: bool,
+):
+    """Of seven samples, the smallest and the largest bound the median."""
+    samples = tuple(12.0 + k / 6 for k in range(7))
+    for device, more in ((H200, 0.0), (A100, shift)):
+        moved = tuple(sample + more for sample in samples)
+        timed = measure(device=device, samples_ms=moved, median_ms=moved[3])
+        store.set_winners(device, timed.problem, [Winner(timed)])
+    (one,) = compare(client, a="NVIDIA H200", b="NVIDIA A100")["items"]
+    assert one["within_noise"] is within
+    assert one["a"]["measurement"]["interval_ms"] == [samples[0], samples[-1]]
+    marked = "≈ 1." in client.get("/compare", params={"a": "NVIDIA H200", "b": "NVIDIA A100"}).text
+    assert marked is within
+
+
+def test_too_few_samples_say_nothing_of_noise(client: TestClient, other_gpu: None):
+    both = compare(client, a="NVIDIA H200", b="NVIDIA A100")["items"][1]
+    assert (both["within_noise"], both["a"]["measurement"]["interval_ms"]) == (None, None)
+    assert "≈ 0." not in client.get("/compare?a=NVIDIA+H200&b=NVIDIA+A100").text
 
 
 def _comparable(found: dict) -> list:

@@ -195,14 +195,24 @@ def test_a_result_shows_winners_and_what_training_gets_within_a_limit(
     page = client.get(RESULT).text
     text = text_of(page)
     assert "llama3-8b: N ≤ 4096, D = 4096, V = 128256" in text.replace("\u00a0", " ")
-    assert "chunked chunk=1024 training gets this 12.50 0.250 2,289 1.60× 2.00×" in text
-    assert "chunked chunk=256 15.00 0.250 2,098 1.33× 1.67×" in text
+    assert "chunked chunk=1024 training gets this 12.50 – 2,289 1.60× 2.00×" in text
+    assert "chunked chunk=256 15.00 – 2,098 1.33× 1.67×" in text
     assert "full out of memory 1" in text
     assert "Measured with torch 2.13.0" in text
     assert "workspace_limit" not in text
     limited = text_of(client.get(f"{RESULT}?limit=2100").text)
     assert "chunked chunk=256 training gets this" in limited
     assert "workspace_limit=2100 << 20" in limited
+
+
+def test_a_winner_comes_with_the_interval_of_its_time(
+    client: TestClient, store: Store, measure: Callable[..., Measurement]
+):
+    timed = measure(samples_ms=(12.4, 12.5, 12.6, 12.75, 12.8, 13.0, 13.25), median_ms=12.75)
+    store.set_winners(timed.device, timed.problem, [Winner(timed)])
+    text = text_of(client.get(RESULT).text)
+    assert "95 % interval, ms" in text
+    assert "training gets this 12.75 12.40 to 13.25 2,289" in text
 
 
 def test_a_result_has_the_charts_its_data_allow(

@@ -35,6 +35,34 @@ def test_best_answers_what_was_stored(client: TestClient, front: list[Winner], d
     assert best["winner"]["measurement"]["id"] == front[0].measurement.id
 
 
+SEVEN = (12.5, 12.0, 13.5, 12.25, 13.0, 12.75, 14.0)
+
+
+def test_every_time_comes_with_its_interval(
+    client: TestClient, store: Store, measure: Callable[..., Measurement]
+):
+    timed = measure(samples_ms=SEVEN, median_ms=12.75)
+    once = measure(samples_ms=(99.0,), median_ms=99.0, config={"strategy": "full"})
+    store.set_winners(timed.device, timed.problem, [Winner(timed)])
+    best = client.get("/v1/configs/best", params=LLAMA3 | {"device": H200_ID}).json()
+    assert (best["expected_ms"], best["expected_interval_ms"]) == (12.75, [12.0, 14.0])
+    (winner,) = client.get("/v1/winners").json()["items"]
+    assert winner["measurement"]["interval_ms"] == [12.0, 14.0]
+    listed = client.get("/v1/measurements").json()["items"]
+    assert {m["id"]: m["interval_ms"] for m in listed} == {timed.id: [12.0, 14.0], once.id: None}
+
+
+def test_a_time_of_another_size_is_not_expected_here(
+    client: TestClient, store: Store, measure: Callable[..., Measurement]
+):
+    timed = measure(samples_ms=SEVEN, median_ms=12.75)
+    store.set_winners(timed.device, timed.problem, [Winner(timed)])
+    query = LLAMA3 | {"device": H200_ID, "tokens": 5000}
+    best = client.get("/v1/configs/best", params=query).json()
+    assert best["winner"]["measurement"]["interval_ms"] == [12.0, 14.0]
+    assert (best["expected_ms"], best["expected_interval_ms"]) == (None, None)
+
+
 def test_best_by_sizes_is_best_by_preset(client: TestClient, front: list[Winner]):
     sizes = {"tokens": 4000, "hidden": 4096, "vocab": 128256, "device": H200_ID}
     by_sizes = client.get("/v1/configs/best", params=sizes)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from flce_tune.errors import InvalidConfigError
 from flce_tune.kernels.config import Config
+from flce_tune.sweep.interval import median_interval
 from flce_tune.sweep.presets import PRESETS
 from flce_tune.tuning_db.records import ProblemRecord
 
@@ -20,6 +21,12 @@ def ms(milliseconds: float | None) -> str:
         return NOTHING
     digits = 1 if milliseconds >= 100 else 2 if milliseconds >= 1 else 3
     return f"{milliseconds:,.{digits}f}"
+
+
+def interval(samples_ms: Sequence[float]) -> str:
+    """``17.37 to 18.59``: how sure the median is; a dash for too few samples."""
+    bounds = median_interval(samples_ms)
+    return NOTHING if bounds is None else " to ".join(map(ms, bounds))
 
 
 def mib(count: int | None) -> str:

@@ -51,7 +51,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("ms", "mib", "gib", "moment", "config", "shape", "kind", "models"):
+    for name in ("ms", "interval", "mib", "gib", "moment", "config", "shape", "kind", "models"):
         environment.filters[name] = getattr(formats, name)
     environment.filters["device_slug"] = device_slug
     environment.filters["problem_slug"] = formats.problem_slug

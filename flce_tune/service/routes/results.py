@@ -28,8 +28,9 @@ from flce_tune.service.schemas import (
     ResultQuery,
     WinnerView,
 )
+from flce_tune.sweep.interval import median_interval
 from flce_tune.sweep.presets import PRESETS
-from flce_tune.tuning_db.records import DeviceRecord, Winner
+from flce_tune.tuning_db.records import DeviceRecord, Measurement, Winner
 
 router = APIRouter(prefix="/v1", tags=["results"])
 
@@ -76,11 +77,13 @@ def _best(query: ConfigQuery, lookup: Lookup) -> BestView:
         problem, device_of(device), workspace_limit=query.workspace_limit
     )
     winner = choice.winner
+    measured = _measured(winner, problem, device)
     return BestView(
         config=choice.config.to_dict(),
         rule=choice.rule,
         detail=choice.detail,
-        expected_ms=_expected_ms(winner, problem, device),
+        expected_ms=measured and measured.median_ms,
+        expected_interval_ms=measured and median_interval(measured.samples_ms),
         workspace_bytes=strategies.workspace(choice.config, problem),
         device=DeviceView.of(device),
         problem=ProblemSpec.of(problem),
@@ -149,10 +152,12 @@ def presets() -> Page[PresetView]:
     )
 
 
-def _expected_ms(winner: Winner | None, problem: Problem, device: DeviceRecord) -> float | None:
-    """The measured time, if it was measured on this device and class of problems."""
+def _measured(
+    winner: Winner | None, problem: Problem, device: DeviceRecord
+) -> Measurement | None:
+    """The winner's measurement, if it was of this device and class of problems."""
     if winner is None:
         return None
     measured = winner.measurement
     same = (measured.device, measured.problem) == (device, problem_record(problem))
-    return measured.median_ms if same else None
+    return measured if same else None
