@@ -8,7 +8,7 @@ evaluated.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 
@@ -120,9 +120,8 @@ class MeasurementPart(_Part):
         self, device: DeviceRecord, toolchain: ToolchainRecord, problem: ProblemRecord
     ) -> Measurement:
         """As the database knows it."""
-        fields = {name: getattr(self, name) for name in MeasurementPart.model_fields}
-        fields |= {"device": device, "toolchain": toolchain, "problem": problem}
-        return Measurement(**fields)
+        parents = {"device": device, "toolchain": toolchain, "problem": problem}
+        return Measurement(**vars(self) | parents)
 
     @model_validator(mode="after")
     def _record_holds(self) -> Self:
@@ -146,6 +145,9 @@ class WinnerPart(_Part):
     eager_ms: Milliseconds | None = None
 
 
+Check = Callable[[int, Measurement], None]
+
+
 @dataclass(slots=True)
 class Document:
     """An export that has been validated as a whole. Measurements are read again when wanted."""
@@ -159,18 +161,24 @@ class Document:
     _file: BinaryIO | None = None
 
     @classmethod
-    def read(cls, file: BinaryIO, source: str) -> Document:
+    def read(cls, file: BinaryIO, source: str, check: Check | None = None) -> Document:
         """Validate a document.
 
         Args:
             file: seekable; must stay open for as long as measurements are wanted.
             source: where it comes from, for the message.
+            check: called for each measurement, with its position; twice for some where
+                measurements come before what they are of.
 
         Raises:
             InterchangeError: it does not validate; the message names source, place and reason.
+                And whatever ``check`` raises.
         """
         document = cls(source, _file=file)
-        _Reading(document).run(file)
+        unchecked = _Reading(document, check).run(file)
+        if check is not None and unchecked:
+            for position, measurement in enumerate(document.measurements()):
+                check(position, measurement)
         return document
 
     def measurements(self, only: Collection[int] | None = None) -> Iterator[Measurement]:
@@ -181,12 +189,19 @@ class Document:
             if member == "measurements" and position is not None:
                 if only is not None and position not in only:
                     continue
-                part = MeasurementPart.model_validate_json(text)
-                yield part.record(
-                    self.devices[part.device],
-                    self.toolchains[part.toolchain],
-                    self.problems[part.problem],
-                )
+                yield self.measurement_record(MeasurementPart.model_validate_json(text))
+
+    def measurement_record(self, part: MeasurementPart) -> Measurement:
+        """Build the record of a measurement.
+
+        Raises:
+            IndexError: its parents have not been read.
+        """
+        return part.record(
+            self.devices[part.device],
+            self.toolchains[part.toolchain],
+            self.problems[part.problem],
+        )
 
     def winner_records(self) -> list[Winner]:
         """Build the records of the winners; unverified, for they were not measured here."""
@@ -208,14 +223,17 @@ _PARENTS = ("device", "toolchain", "problem")
 class _Reading:
     """One pass over a file that fills a document in."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, check: Check | None) -> None:
         self._document = document
+        self._check = check
+        self._unchecked = False
         self._begun: set[str] = set()
         self._statuses = bytearray()  # of each measurement, its status's position
         # The largest position named so far, and who named it: the lists may come later.
         self._named = dict.fromkeys(_PARENTS, (-1, 0))
 
-    def run(self, file: BinaryIO) -> None:
+    def run(self, file: BinaryIO) -> bool:
+        """Read it all; whether measurements came before their parents, and are unchecked."""
         file.seek(0)
         try:
             for member, position, text in rows(file):
@@ -228,6 +246,7 @@ class _Reading:
             raise
         except ValueError as error:
             raise InterchangeError(f"{self._document.source}: {error}") from error
+        return self._unchecked
 
     def _begin(self, member: str, text: str) -> None:
         if member in self._begun:
@@ -265,6 +284,13 @@ class _Reading:
         for name in _PARENTS:
             self._named[name] = max(self._named[name], (getattr(part, name), position))
         self._document.count += 1
+        if self._check is not None:
+            try:
+                record = self._document.measurement_record(part)
+            except IndexError:
+                self._unchecked = True
+            else:
+                self._check(position, record)
 
     def _end(self) -> None:
         document = self._document

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
-from flce_tune.tuning_db.document import SCHEMA, Document
+from flce_tune.tuning_db.document import SCHEMA, Check, Document
 from flce_tune.tuning_db.records import DeviceRecord, Measurement, ProblemRecord, Winner
 from flce_tune.tuning_db.store import Store
 
@@ -83,7 +83,7 @@ def import_file(
     file: BinaryIO,
     *,
     source: str,
-    check: Callable[[int, Measurement], None] | None = None,
+    check: Check | None = None,
 ) -> ImportReport:
     """Bring a document into a store.
 
@@ -101,10 +101,7 @@ def import_file(
         InterchangeError: see ``Document.read``; and whatever ``check`` raises.
         StoreError: the store failed.
     """
-    document = Document.read(file, source)
-    if check is not None:
-        for position, measurement in enumerate(document.measurements()):
-            check(position, measurement)
+    document = Document.read(file, source, check)
     winners = document.winner_records()
     added, won = store.merge(document.measurements(), winners)
     return ImportReport(added, won, document.count - added + len(winners) - won)

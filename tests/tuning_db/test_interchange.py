@@ -261,7 +261,11 @@ def test_a_row_that_is_there_twice_is_stored_once(exported, empty):
     assert import_json(empty, json.dumps(document), source="x").measurements == 4
 
 
-def test_a_check_refuses_before_anything_is_written(exported, empty):
+@pytest.mark.parametrize("first", ["devices", "measurements", "winners"])
+def test_a_check_refuses_before_anything_is_written(exported, empty, first):
+    document = json.loads(exported)
+    exported = json.dumps({first: document.pop(first)} | document)
+
     def check(position, measurement):
         if measurement.status is Status.TIMEOUT:
             raise InterchangeError(f"measurements[{position}] is too slow")
@@ -269,6 +273,18 @@ def test_a_check_refuses_before_anything_is_written(exported, empty):
     with pytest.raises(InterchangeError, match=r"measurements\[2\] is too slow"):
         import_file(empty, io.BytesIO(exported.encode()), source="x", check=check)
     assert empty.count_measurements() == 0
+
+
+@pytest.mark.parametrize("first", ["devices", "measurements", "winners"])
+def test_every_measurement_is_checked(exported, empty, first):
+    document = json.loads(exported)
+    exported = json.dumps({first: document.pop(first)} | document)
+    checked = {}
+    import_file(
+        empty, io.BytesIO(exported.encode()), source="x", check=lambda n, m: checked.update({n: m})
+    )
+    assert sorted(checked) == [0, 1, 2, 3]
+    assert [replace(m, id=None) for m in empty.measurements()] == [checked[n] for n in range(4)]
 
 
 def test_an_export_leaves_out_what_comes_meanwhile(filled, measured, device, problem):
