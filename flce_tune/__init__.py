@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         gathered_weight,
         linear_cross_entropy,
         linear_logprobs,
+        prefetch,
     )
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "gathered_weight",
     "linear_cross_entropy",
     "linear_logprobs",
+    "prefetch",
 ]
 
 

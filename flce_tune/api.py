@@ -32,6 +32,7 @@ __all__ = [
     "gathered_weight",
     "linear_cross_entropy",
     "linear_logprobs",
+    "prefetch",
 ]
 
 
@@ -81,9 +82,26 @@ def explain(
         device: a torch device, such as "cuda" or "cpu".
         workspace_limit: bytes the op may hold beyond its inputs and gradients.
     """
+    return default_dispatcher().explain(
+        problem, _described(device), workspace_limit=_limit(workspace_limit)
+    )
+
+
+def prefetch(device: torch.device | str) -> None:
+    """Fetch winners for a device from the service at FLCE_TUNE_URL, if one is set.
+
+    Without this the first call on the device does it, and waits: no longer than a few seconds,
+    once. Later calls wait for nothing. In ``torch.distributed``, the first rank to come here (or
+    to its first call) asks, and the others use what it heard.
+
+    Args:
+        device: a torch device, such as "cuda" or "cpu"; of this process, so set it before.
+    """
+    default_dispatcher().prepare(_described(device))
+
+
+def _described(device: torch.device | str) -> Device:
     torch_device = torch.device(device)
     if torch_device.type == "cuda" and torch_device.index is None:
         torch_device = torch.device("cuda", torch.cuda.current_device())
-    return default_dispatcher().explain(
-        problem, describe_device(torch_device), workspace_limit=_limit(workspace_limit)
-    )
+    return describe_device(torch_device)

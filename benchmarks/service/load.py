@@ -3,9 +3,9 @@
     python benchmarks/service/load.py sqlite:////tmp/load.sqlite3
     python benchmarks/service/load.py postgresql://user@host/an_empty_database
 
-The database must be new: it is filled with measurements. Configs are asked of one service process,
-then of two at addresses of their own, as behind a proxy. Prints a JSON object; times are
-milliseconds unless they say otherwise.
+The database must be new: it is filled with measurements through POST /v1/import. Configs are asked
+of one service process, then of two at addresses of their own, as behind a proxy. Prints a JSON
+object; times are milliseconds unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -39,20 +39,6 @@ from flce_tune.service.settings import ServiceSettings
 run(ServiceSettings(**json.loads(sys.argv[1])))
 """
 
-IMPORT = """
-import json, re, sys, time
-from flce_tune.tuning_db.interchange import import_file
-from flce_tune.tuning_db.store import Store
-with Store.open(sys.argv[1]) as store, open(sys.argv[2], "rb") as file:
-    began = time.monotonic()
-    report = import_file(store, file, source=sys.argv[2])
-    seconds = time.monotonic() - began
-# Not ru_maxrss, which begins with what the parent had.
-peak = re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]
-print(json.dumps({"added": report.measurements, "seconds": round(seconds, 1),
-                  "cpu_seconds": round(time.process_time(), 1), "peak_mib": int(peak) >> 10}))
-"""
-
 JOB = json.dumps(
     {"device": "cpu", "problems": [{"tokens": 64, "hidden": 32, "vocab": 128, "dtype": "float32"}]}
 ).encode()
@@ -69,6 +55,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--listeners", type=int, default=200)
     options = parser.parse_args()
+    Store.open(options.url).close()
     found = machine() | {"import": fill(options.url, options.measurements)}
     for count in options.processes:
         with serving(options.url, count) as (ports, _):
@@ -83,14 +70,16 @@ def main() -> None:
 
 
 def fill(url: str, count: int) -> list[dict[str, object]]:
-    """Import a tenth of the measurements, all of them, and all again."""
+    """Upload a tenth of the measurements, all of them, and all again, each to a new service."""
     reports = []
     for part in (count // 10, count, count):
         path = Path(f"/tmp/flce-tune-load-{os.getpid()}.json")
         write_document(path, part)
-        command = [sys.executable, "-P", "-c", IMPORT, url, str(path)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        reports.append({"measurements": part, **json.loads(done.stdout)})
+        with serving(url, 1) as ((port,), (process,)):
+            before = resident_mib(process.pid)
+            report = asyncio.run(import_(port, path.read_bytes()))
+            held = {"mib_before": before, "peak_mib": peak_mib(process.pid)}
+        reports.append({"measurements": part, **report, **held})
         path.unlink()
     with Store.open(url) as store:
         for device in store.devices():
@@ -144,6 +133,16 @@ async def until_ready(port: int) -> None:
                     return
         except OSError:
             await asyncio.sleep(0.1)
+
+
+async def import_(port: int, document: bytes) -> dict[str, object]:
+    """Upload a document; how long that took, and how many of its measurements were new."""
+    async with Connection(port) as connection:
+        began = time.perf_counter()
+        status, body = await connection.ask("POST", "/v1/import", document)
+        seconds = time.perf_counter() - began
+    assert status == 200, body
+    return {"added": json.loads(body)["measurements"], "seconds": round(seconds, 1)}
 
 
 QUESTIONS = [
@@ -239,6 +238,12 @@ def resident_mib(pid: int) -> int:
     """Memory a process holds, in MiB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGESIZE") >> 20
+
+
+def peak_mib(pid: int) -> int:
+    """The most memory a process ever held, in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) >> 10
 
 
 if __name__ == "__main__":

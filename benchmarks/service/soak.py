@@ -4,8 +4,10 @@
     python benchmarks/service/soak.py postgresql://user@host/an_empty_database
 
 Asks for configs, results, snapshots and pages, reports misses, submits jobs (``fake_jobs``: they
-write rows like a sweep's), follows events, and asks wrongly, too. Prints a JSON object with the
-service's memory and open files, database connections and sockets among them, after each tenth.
+write rows like a sweep's), follows events, and asks wrongly, too. The
+problems are always the same few, as a team's are, so that after a while there is nothing new to
+remember. Prints a JSON object with the service's memory and open files, database connections and
+sockets among them, after each twentieth, and how fast the memory grew in the second half.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,12 +29,12 @@ from collections import Counter
 from pathlib import Path
 
 from client import Connection, events
-from load import free_port, machine, resident_mib, until_ready
+from load import free_port, machine, until_ready
 
 from flce_tune.tuning_db.store import Store
 
 SERVICE = Path(__file__).with_name("fake_jobs.py")
-TENTHS = 10
+SAMPLES = 20
 
 
 def main() -> None:
@@ -40,6 +43,7 @@ def main() -> None:
     parser.add_argument("url", help="of a new database")
     parser.add_argument("--requests", type=int, default=40_000)
     parser.add_argument("--jobs", type=int, default=400)
+    parser.add_argument("--problems", type=int, default=40, help="that jobs are about")
     parser.add_argument("--connections", type=int, default=8)
     options = parser.parse_args()
     Store.open(options.url).close()
@@ -50,29 +54,31 @@ def main() -> None:
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
             asyncio.run(until_ready(port))
-            soak = Soak(port, process.pid, options.requests, options.jobs)
+            soak = Soak(port, process.pid, options.requests, options.jobs, options.problems)
             asyncio.run(soak.run(options.connections))
             ended = wait_for_jobs(options.url)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
     found = {**machine(), "requests": options.requests, "answers": soak.answers, "jobs": ended}
+    found["kib_per_1000_requests"] = growth(soak.samples[SAMPLES // 2 :])
     print(json.dumps(found | {"samples": soak.samples}, indent=1))
 
 
 class Soak:
     """So many requests of all kinds from some connections, and what the service holds meanwhile."""
 
-    def __init__(self, port: int, pid: int, requests: int, jobs: int) -> None:
+    def __init__(self, port: int, pid: int, requests: int, jobs: int, problems: int) -> None:
         self._port = port
         self._pid = pid
         self._requests = requests
         self._left = iter(range(requests))
         self._every = max(1, requests // jobs)
+        self._problems = problems
         self._began = time.monotonic()
         self._last_job = ""
         self.answers: Counter[str] = Counter()
-        self.samples: list[dict[str, object]] = []
+        self.samples: list[dict[str, float]] = []
 
     async def run(self, connections: int) -> None:
         self._sample(0)
@@ -96,12 +102,13 @@ class Soak:
                     self._last_job = json.loads(answer)["id"]
                 if number % 500 == 0 and self._last_job:
                     await self._follow(self._last_job)
-                if number and number % (self._requests // TENTHS) == 0:
+                if number and number % (self._requests // SAMPLES) == 0:
                     self._sample(number)
 
     def _next(self, number: int) -> tuple[str, str, bytes]:
         if number % self._every == 0:
-            problem = {"tokens": 64, "hidden": 32, "vocab": 1000 + number, "dtype": "float32"}
+            vocab = 1000 + number // self._every % self._problems
+            problem = {"tokens": 64, "hidden": 32, "vocab": vocab, "dtype": "float32"}
             body = {"device": "cpu", "problems": [problem]}
             return "POST", "/v1/jobs", json.dumps(body).encode()
         vocab = 1000 + random.randrange(self._requests)
@@ -133,10 +140,22 @@ class Soak:
             {
                 "requests": number,
                 "seconds": round(time.monotonic() - self._began),
-                "mib": resident_mib(self._pid),
+                "mib": round(resident_kib(self._pid) / 1024, 1),
                 "files": len(os.listdir(f"/proc/{self._pid}/fd")),
             }
         )
+
+
+def resident_kib(pid: int) -> int:
+    """Memory a process holds, in KiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") >> 10
+
+
+def growth(samples: list[dict[str, float]]) -> float:
+    """KiB per 1,000 requests, of a straight line through the samples."""
+    requests, mib = ([sample[name] for sample in samples] for name in ("requests", "mib"))
+    return round(statistics.linear_regression(requests, mib).slope * 1024 * 1000, 1)
 
 
 def miss(vocab: int) -> bytes:

@@ -79,6 +79,11 @@ class Dispatcher:
         choice = self._memo.get(key)
         return choice if choice is not None else self._resolve(key, problem, device)
 
+    def prepare(self, device: Device) -> None:
+        """Fetch a device's winners now, if at all, rather than at its first use."""
+        with self._lock:
+            self._snapshot_for(device)
+
     def explain(
         self, problem: Problem, device: Device, *, workspace_limit: int | None = None
     ) -> Explanation:

@@ -13,28 +13,39 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import cast
 
+from flce_tune.dispatch import ranks
 from flce_tune.dispatch.convert import device_slug
 from flce_tune.dispatch.snapshot import Snapshot, without_password
 from flce_tune.errors import ServiceError
 from flce_tune.tuning_db.records import DeviceRecord
 
 TIMEOUT_S = 2.0  # for the connection, and for each wait for more data
-DEADLINE_S = 10.0  # for the whole answer
+DEADLINE_S = 2.0  # for the whole answer, once it begins
+_SLACK_S = 1.0  # for reading it, before the other ranks ask for themselves
 _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """A document as the service sent it, and what it says."""
+class _Copy:
+    """A document as the service sent it."""
 
     etag: str
     document: str
-    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What came of asking, as ranks tell it to each other."""
+
+    source: str = ""
+    document: str | None = None  # None: there is nothing for this device
+    etag: str | None = None  # of a document that is new
+    error: str | None = None
 
 
 class RemoteSnapshots:
@@ -62,27 +73,47 @@ class RemoteSnapshots:
     def fetch(self, device: DeviceRecord) -> Snapshot:
         """The service's snapshot for a device, or the copy of it from last time.
 
+        Ranks of one job get the same: the first to come here asks.
+
         Raises:
             ServiceError: the service gives no usable answer and there is no copy either.
         """
         url = f"{self._base_url}/v1/snapshots/{device_slug(device)}"
+        name = hashlib.sha256(url.encode()).hexdigest()[:16]
+        path = self._cache_dir / f"{name}.json"
+        patience = DEADLINE_S + self._timeout_s + _SLACK_S
+        text = ranks.first_says(f"snapshot/{name}", lambda: self._ask(url, path), wait_s=patience)
+        told = _Told(**json.loads(text))
+        if told.error is not None:
+            raise ServiceError(told.error)
+        if told.document is None:
+            return Snapshot.empty(told.source)
+        snapshot = Snapshot.from_json(told.document, told.source)
+        if told.etag is not None:
+            _write_copy(path, _Copy(told.etag, told.document))
+        return snapshot
+
+    def _ask(self, url: str, path: Path) -> str:
+        """Ask the service, and write down what came of it."""
         shown = without_password(url)
-        path = self._cache_dir / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
-        copy = _read_copy(path, f"{shown} (copy from last time)")
+        copy = _read_copy(path)
         try:
             answer = self._get(url, shown, copy)
         except (OSError, HTTPException, ValueError) as error:
-            if copy is not None:
-                return copy.snapshot
-            raise ServiceError(f"no snapshot from {shown}, nor a copy of one: {error}") from error
-        if answer is None:
-            return Snapshot.empty(f"{shown} (nothing for this device)")
-        if answer is copy:
-            return replace(answer.snapshot, source=f"{shown} (unchanged since last time)")
-        _write_copy(path, answer)
-        return answer.snapshot
+            if copy is None:
+                told = _Told(error=f"no snapshot from {shown}, nor a copy of one: {error}")
+            else:
+                told = _Told(f"{shown} (copy from last time)", copy.document)
+        else:
+            if answer is None:
+                told = _Told(f"{shown} (nothing for this device)")
+            elif answer is copy:
+                told = _Told(f"{shown} (unchanged since last time)", answer.document)
+            else:
+                told = _Told(shown, answer.document, answer.etag)
+        return json.dumps(asdict(told))
 
-    def _get(self, url: str, shown: str, copy: _Answer | None) -> _Answer | None:
+    def _get(self, url: str, shown: str, copy: _Copy | None) -> _Copy | None:
         """Ask the service; ``copy`` itself if it is still right, None for an unknown device."""
         if not url.startswith(("http://", "https://")):
             raise ValueError("the service's URL must begin with http:// or https://")
@@ -103,7 +134,8 @@ class RemoteSnapshots:
         with cast(HTTPResponse, opened) as response:
             document = _read_within(response, DEADLINE_S).decode()
             etag = response.headers.get("ETag", "")
-        return _Answer(etag, document, Snapshot.from_json(document, shown))
+        Snapshot.from_json(document, shown)  # one that cannot be read is no answer
+        return _Copy(etag, document)
 
 
 def _is_problem(error: urllib.error.HTTPError) -> bool:
@@ -121,17 +153,18 @@ def _read_within(response: HTTPResponse, seconds: float) -> bytes:
     return b"".join(blocks)
 
 
-def _read_copy(path: Path, source: str) -> _Answer | None:
+def _read_copy(path: Path) -> _Copy | None:
     """The copy at ``path``; None if there is none, or a damaged one."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        etag, document = str(stored["etag"]), str(stored["document"])
-        return _Answer(etag, document, Snapshot.from_json(document, source))
+        copy = _Copy(str(stored["etag"]), str(stored["document"]))
+        Snapshot.from_json(copy.document, str(path))
     except (OSError, ValueError, TypeError, KeyError):
         return None
+    return copy
 
 
-def _write_copy(path: Path, answer: _Answer) -> None:
+def _write_copy(path: Path, copy: _Copy) -> None:
     """Replace the copy in one step; a folder that cannot be written is no fault."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +173,7 @@ def _write_copy(path: Path, answer: _Answer) -> None:
         return
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"etag": answer.etag, "document": answer.document}, file)
+            json.dump(asdict(copy), file)
         os.replace(draft, path)
     except OSError:
         Path(draft).unlink(missing_ok=True)

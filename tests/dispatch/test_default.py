@@ -1,6 +1,7 @@
 """The dispatcher of the process, over real databases in every state."""
 
 import os
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -8,12 +9,15 @@ from pathlib import Path
 
 import damage
 import pytest
+import torch
 
+import flce_tune
 from flce_tune import pretuned
 from flce_tune.dispatch import (
     Dispatcher,
     TuningWarning,
     build_dispatcher,
+    default,
     default_dispatcher,
     reset_default_dispatcher,
 )
@@ -24,6 +28,8 @@ from flce_tune.kernels.config import Config
 from flce_tune.settings import Settings
 from flce_tune.tuning_db.records import Winner
 from flce_tune.tuning_db.store import Store
+
+PATIENCE = {"token": None, "timeout_s": 0.2}
 
 
 @pytest.fixture(autouse=True)
@@ -142,6 +148,28 @@ def test_a_service_that_is_away_costs_one_warning(tmp_path: Path, current, probl
         subject.choose(replace(problem, tokens=tokens), h200)
     assert subject.choose(problem, h200).rule == "exact"
     (warning,) = recwarn.list
+    assert "FLCE_TUNE_URL" in str(warning.message)
+
+
+def test_training_asks_the_service_once_and_never_waits_again(tmp_path: Path, monkeypatch, recwarn):
+    """A service that takes connections and never answers: what would hang any step that asks."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("FLCE_TUNE_DB", str(tmp_path / "db"))
+        monkeypatch.setenv("FLCE_TUNE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("FLCE_TUNE_CACHE_DIR", str(tmp_path / "cache"))
+        monkeypatch.setattr(default.RemoteSnapshots.__init__, "__kwdefaults__", PATIENCE)
+        flce_tune.prefetch("cpu")
+        asked, _ = silent.accept()
+        asked.close()
+        silent.setblocking(False)
+        x, weight = torch.randn(8, 4, requires_grad=True), torch.randn(6, 4)
+        for tokens in (8, 4, 2):
+            flce_tune.linear_cross_entropy(
+                x[:tokens], weight, torch.zeros(tokens, dtype=torch.long)
+            ).backward()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+    (warning,) = [w for w in recwarn.list if w.category is TuningWarning]
     assert "FLCE_TUNE_URL" in str(warning.message)
 
 

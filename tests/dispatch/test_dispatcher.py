@@ -238,6 +238,22 @@ def test_misses_are_the_problems_without_an_answer_of_their_own(
     assert (miss.tokens, miss.count) == (10000, 1)
 
 
+def test_a_device_prepared_is_not_fetched_again_by_its_first_use(
+    make_dispatcher, make_winner, problem, h200
+):
+    asked = []
+
+    def fetch(device):
+        asked.append(device)
+        return Snapshot.from_winners([make_winner(chunked(16))], "the team")
+
+    subject = make_dispatcher(fetch=fetch)
+    subject.prepare(h200)
+    assert asked == [device_record(h200)]
+    assert subject.choose(problem, h200).config == chunked(16)
+    assert len(asked) == 1
+
+
 def test_a_device_is_fetched_once_and_its_winners_go_first(
     make_dispatcher, make_winner, problem, h200
 ):

@@ -152,9 +152,7 @@ def presets() -> Page[PresetView]:
     )
 
 
-def _measured(
-    winner: Winner | None, problem: Problem, device: DeviceRecord
-) -> Measurement | None:
+def _measured(winner: Winner | None, problem: Problem, device: DeviceRecord) -> Measurement | None:
     """The winner's measurement, if it was of this device and class of problems."""
     if winner is None:
         return None
