@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from flce_tune.kernels.problem import Problem
     from flce_tune.sweep.events import ProblemReport, SweepReport
 
+START_S = 10.0  # of this command, at most: a process may be older than what it runs
+
 
 def sweep(
     preset: options.PresetOption = None,
@@ -41,6 +43,15 @@ def sweep(
     quick: Annotated[
         bool, typer.Option("--quick", help="A small sample and a short final.")
     ] = False,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            "--time-limit",
+            metavar="SECONDS",
+            min=1,
+            help="For each problem; inf: none. By default 180, 30 with --quick, inf with --budget.",
+        ),
+    ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, metavar="SECONDS", help="For one config.")
     ] = 60.0,
@@ -76,6 +87,7 @@ def sweep(
     from flce_tune.cli.units import split_commas
     from flce_tune.dispatch.snapshot import without_password
     from flce_tune.sweep.events import SweepOptions
+    from flce_tune.sweep.processes import age_s
     from flce_tune.sweep.sweep import sweep as run_sweep
 
     one = Selection(preset, from_model, tokens, hidden, vocab, dtype, "train", "fp32", features)
@@ -93,6 +105,7 @@ def sweep(
         strategies=tuple(split_commas(strategy)) or None,
         budget=budget,
         quick=quick,
+        time_limit_s=time_limit,
         timeout_s=timeout,
     )
     config = load_settings()
@@ -113,7 +126,15 @@ def sweep(
         stop_on_signal(lambda: console.print("stopping ...")) as stopped,
     ):
         print_text(console, f"tuning on {on.describe(places)}, database {database}")
-        report = run_sweep(problems, store, places, effort, events=events, should_stop=stopped)
+        report = run_sweep(
+            problems,
+            store,
+            places,
+            effort,
+            events=events,
+            should_stop=stopped,
+            spent_s=min(age_s(), START_S),
+        )
         clear_misses(report, store)
     step = _train(report, on.devices[0]) if train_step and not report.interrupted else None
     if as_json:
@@ -180,6 +201,11 @@ def _account(one: ProblemReport) -> str:
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in one.stages.items())
     account = f"{', '.join(counts)}, in {one.seconds:.1f} s"
     account += f" ({stages})." if stages else ": another process has just done it."
+    if one.left_out:
+        account += (
+            f" There was no time for the last {one.left_out} configs, or less:"
+            " the same command goes on with them, --time-limit gives it more."
+        )
     if one.winners:
         account += (
             f" Default config: {format_ms(one.default_ms)} ms;"
@@ -211,6 +237,7 @@ def _as_json(report: SweepReport, database: str, step: TrainStep | None) -> dict
                 "winners": [winner_view(winner) for winner in one.winners],
                 "measured": one.measured,
                 "resumed": one.resumed,
+                "left_out": one.left_out,
                 "failures": {status.value: count for status, count in one.failures.items()},
                 "default_ms": one.default_ms,
                 "eager_ms": one.eager_ms,

@@ -5,8 +5,8 @@ the walk: the GEMMs run one after the other, so which tile suits one hardly depe
 The walk starts at the analytic default and changes one field at a time: it measures all proposed
 values of a field with the others held fixed, keeps the best, goes on to the next field, until a
 whole round of fields brings nothing. Strategies and accumulators are walked separately, in turns;
-one that starts hopelessly far behind the others is left alone. Of a budget that was asked for, what
-the walk leaves is spent on combinations that ``sampling`` chooses.
+one that stays far behind others that need no more workspace is left alone. Of a budget that was
+asked for, what the walk leaves is spent on combinations that ``sampling`` chooses.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import statistics
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -24,13 +25,18 @@ from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.sweep import sampling
 from flce_tune.sweep.events import SweepOptions
+from flce_tune.sweep.race import thin
+from flce_tune.sweep.sampling import SIZES
 
 WALK_BUDGET = 200  # configs
-QUICK_BUDGET = 40
+QUICK_BUDGET = 60
 QUICK_TILES = 3  # of each GEMM; strategies propose the best known first
+QUICK_SIZES = 4  # chunks, and slabs
 REVISITED = 3  # values of a field that are measured again after other fields have changed
 GAIN = 0.995  # a step of the walk must be this much faster
 HOPELESS = 4.0  # times the best walk's best: tiles do not make up for that
+BEATEN = 2.0  # times the best of walks whose best needs no more workspace
+QUICK_BEATEN = 1.5
 
 TimeOf = Callable[[Config], float | None]  # ms of a measured config, None if it failed
 Group = tuple[str, str]  # strategy and accumulator
@@ -72,6 +78,15 @@ class Search:
             budget = min(budget or size, size)
         self._fill = options.budget is not None or self._whole
         self.budget = max(len(self._always), budget or WALK_BUDGET)
+        self._beaten = QUICK_BEATEN if options.quick else BEATEN
+        self._workspace = lambda config: strategies.workspace(config, problem)
+
+    def tiled(self) -> list[Config]:
+        """Configs that hold every tile there is between them, in the order they are needed."""
+        starts = [nearest(group, self._starts[group[0].strategy]) for group in groups(self.space)]
+        cover = covering(self.space, self.valid)
+        wanted = dict.fromkeys([*self._always, *starts, *cover])
+        return [config for config in wanted if any(_tiles(config))]
 
     def batches(self, time_of: TimeOf) -> Iterator[list[Config]]:
         """Yield configs to measure, never one twice; ``time_of`` is asked about earlier batches."""
@@ -95,7 +110,7 @@ class Search:
             for configs in groups(self.space)
         }
         given_up: set[Group] = set()
-        walking = in_turns(walks, time_of, given_up)
+        walking = in_turns(walks, time_of, given_up, self._workspace, self._beaten)
         return [walking, self._fill_up(time_of, seen, given_up)] if self._fill else [walking]
 
     def _fill_up(
@@ -121,19 +136,38 @@ class Search:
 
 
 def lean(space: Sequence[Config]) -> list[Config]:
-    """What a quick sweep looks at: few tiles, and of accumulators in tiles the smaller one."""
+    """What a quick sweep looks at: few tiles, few sizes of those that have tiles.
+
+    Of accumulators in tiles the smaller one.
+    """
     tiles = {
         name: [*dict.fromkeys(tile for c in space if (tile := getattr(c, name)))][:QUICK_TILES]
         for name in TILED
     }
+    sizes = {
+        (group[0].strategy, name): _few_sizes([getattr(c, name) for c in group])
+        for group in groups(space)
+        if any(tile for config in group for tile in _tiles(config))
+        for name in SIZES
+    }
 
     def kept(config: Config) -> bool:
         few = all(getattr(config, n) is None or getattr(config, n) in t for n, t in tiles.items())
+        few = few and all(
+            getattr(config, n) in sizes.get((config.strategy, n), [getattr(config, n)])
+            for n in SIZES
+        )
         smaller = replace(config, accumulator="split24") in proposed
         return few and not (config.accumulator == "fp32" and any(_tiles(config)) and smaller)
 
     proposed = set(space)
     return [config for config in space if kept(config)]
+
+
+def _few_sizes(sizes: Sequence[int | None]) -> list[int | None]:
+    """The size that most configs have, and others from the smallest to the largest."""
+    distinct = sorted({size for size in sizes if size is not None})
+    return [*thin(distinct, QUICK_SIZES - 1), statistics.mode(sizes)]
 
 
 def combinations(space: Sequence[Config], valid: Callable[[Config], bool]) -> list[Config]:
@@ -167,8 +201,10 @@ def walk(
 
     Combines the values that the space holds for each field; only ``valid`` configs are yielded.
     """
-    current = min(space, key=lambda config: distance(config, start))
+    current = nearest(space, start)
     values = {name: list(dict.fromkeys(getattr(c, name) for c in space)) for name in _FIELDS}
+    for name in SIZES:
+        values[name].sort(key=lambda size: -(size or 0))  # the larger the faster, mostly
     varying = [name for name in _FIELDS if len(values[name]) > 1]
     measured = [current]
     yield [current]
@@ -187,6 +223,11 @@ def walk(
         else:
             idle += 1
         visits += 1
+
+
+def nearest(space: Sequence[Config], start: Config) -> Config:
+    """The config of a space that resembles ``start`` most."""
+    return min(space, key=lambda config: distance(config, start))
 
 
 def _best_values(name: str, measured: Sequence[Config], time_of: TimeOf) -> list[Any]:
@@ -243,19 +284,35 @@ def _ms(time_of: TimeOf, config: Config) -> float:
 
 
 def in_turns(
-    walks: Mapping[Group, Iterator[list[Config]]], time_of: TimeOf, given_up: set[Group]
+    walks: Mapping[Group, Iterator[list[Config]]],
+    time_of: TimeOf,
+    given_up: set[Group],
+    workspace: Callable[[Config], int] = lambda config: 0,
+    beaten: float = BEATEN,
 ) -> Iterator[list[Config]]:
-    """A batch of each walk after the other, until all have ended or were given up."""
+    """The next batches of all walks together, the fastest walk's first, until none is left.
+
+    A walk is given up when its best is HOPELESS times as slow as the best of all, or ``beaten``
+    times as the best of a walk whose best needs no more workspace.
+    """
     alive = dict(walks)
-    best: dict[Group, float] = {}
+    best: dict[Group, tuple[float, float]] = {}  # ms, bytes
     while alive:
-        for group, one in list(alive.items()):
-            batch = next(one, None)
+        order = sorted(alive, key=lambda group: best.get(group, (math.inf, 0))[0])
+        batches = {group: next(alive[group], None) for group in order}
+        yield [config for batch in batches.values() for config in batch or ()]
+        for group, batch in batches.items():
             if batch is None:
                 del alive[group]
                 continue
-            yield batch
-            best[group] = min([best.get(group, math.inf), *(_ms(time_of, c) for c in batch)])
-            if best[group] > HOPELESS * min(best.values()):
+            first = min(batch, key=lambda config: _ms(time_of, config), default=None)
+            if first is not None:
+                known = best.get(group, (math.inf, math.inf))
+                best[group] = min(known, (_ms(time_of, first), float(workspace(first))))
+        for group in [group for group in alive if group in best]:
+            ms, size = best[group]
+            rivals = [other for other, needed in best.values() if needed <= size]
+            fastest = min(other for other, _ in best.values())
+            if ms > HOPELESS * fastest or ms > beaten * min(rivals):
                 del alive[group]
                 given_up.add(group)

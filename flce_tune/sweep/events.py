@@ -19,6 +19,8 @@ class SweepOptions:
     strategies: tuple[str, ...] | None = None  # names; None: all of them
     budget: int | None = None  # most configs measured for one problem; None: the whole space
     quick: bool = False  # a small sample and a short final
+    time_limit_s: float | None = None
+    """For one problem. None: 180 s, 30 s if quick, no limit with a budget."""
     timeout_s: float = 60.0  # for one candidate, its compilation included
     seed: int = 0  # of the sample and of the inputs
     isolate: bool = True  # measure in a process of its own, which may crash or hang
@@ -63,6 +65,7 @@ class ProblemReport:
     winners: tuple[Winner, ...] = ()  # fastest first; empty when interrupted or all failed
     measured: int = 0  # configs measured now, failures included
     resumed: int = 0  # configs whose earlier measurement was used
+    left_out: int = 0  # configs that the time limit left unmeasured, at most
     failures: Mapping[Status, int] = field(default_factory=dict)  # of the configs measured now
     default_ms: float | None = None
     eager_ms: float | None = None  # plain PyTorch; None where it did not fit

@@ -46,8 +46,8 @@ class Bench(Protocol):
     The methods raise whatever goes wrong with the config at hand.
     """
 
-    def compile(self, config: Config) -> None:
-        """Run the config once, unchecked, here and on the ragged neighbour."""
+    def compile(self, config: Config, ragged: bool) -> None:
+        """Run the config once, unchecked: here, or on the ragged neighbour."""
 
     def trial(self, config: Config) -> Trial:
         """Check the config, then time one run and take its workspace.
@@ -103,10 +103,9 @@ class OpBench:
         self._timed: dict[_Binaries, Config] = {}  # who was timed with these
         self._timer = _cuda_timer(device) if device.type == "cuda" else _cpu_time
 
-    def compile(self, config: Config) -> None:
-        """Run the config once, unchecked, here and on the ragged neighbour."""
-        for bench in (self, self._neighbour()):
-            bench._warm_up(config)
+    def compile(self, config: Config, ragged: bool) -> None:
+        """Run the config once, unchecked: here, or on the ragged neighbour."""
+        (self._neighbour() if ragged else self)._warm_up(config)
 
     def trial(self, config: Config) -> Trial:
         """Check the config, then time one run and take its workspace."""

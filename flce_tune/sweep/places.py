@@ -64,7 +64,7 @@ class Place(Protocol):
         """
 
     def processes(self, problem: Problem) -> int:
-        """How many runners of this problem may be open at once."""
+        """How many runners of this problem may compile while another one measures."""
 
 
 class LocalPlace:
@@ -118,13 +118,16 @@ class LocalPlace:
         return Worker(make_bench, problem, device, seed, should_stop, visible=self._visible)
 
     def processes(self, problem: Problem) -> int:
-        """As many as this place's share of the cores, and room on the GPU for their tensors."""
-        cores = max(1, (os.cpu_count() or 1) // self._shares)
+        """This place's share of the cores but one, but no more than fit a third of the GPU.
+
+        The other core, and the rest of the memory, are for what is measured.
+        """
+        cores = max(1, (os.cpu_count() or 1) // self._shares - 1)
         if self.device.kind != "cuda":
             return cores
         matrix = problem.vocab * problem.hidden * problem.itemsize
         each = CONTEXT_BYTES + 6 * matrix
-        return max(1, min(cores, torch.cuda.mem_get_info(self._torch_device)[0] // each))
+        return max(1, min(cores, torch.cuda.mem_get_info(self._torch_device)[0] // (3 * each)))
 
 
 def local_places(devices: Sequence[torch.device], *, isolate: bool = True) -> list[LocalPlace]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 import uuid
 from pathlib import Path
 
@@ -25,6 +26,15 @@ def is_gone(owner: str) -> bool:
             pid, _, started = process.partition(".")
             return pid.isdecimal() and _started(int(pid)) != started
     return False
+
+
+def age_s() -> float:
+    """Seconds since this process was started; 0 where there is no /proc to ask."""
+    try:
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return max(0.0, now - int(_started(os.getpid())) / os.sysconf("SC_CLK_TCK"))
+    except (AttributeError, ValueError, OSError):
+        return 0.0
 
 
 def _space() -> str:

@@ -14,10 +14,18 @@ from typing import Generic, TypeVar
 from flce_tune.sweep.interval import median_interval
 
 K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+Enough = Callable[[int], bool]  # whether so many rounds are
 
 ALIKE_TIME = 0.005  # medians closer than this, relative, are a tie whatever the samples say
 ALIKE_WORKSPACE = 0.02  # likewise for workspaces
 TOO_SLOW = 2.0  # times the best median: not worth another run
+
+
+def never(done: int) -> bool:
+    """No number of rounds is enough."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +97,28 @@ def shortlist(racers: Iterable[Racer[K]], keep: int, always: Collection[K] = ())
     return [racer for racer in ranked if racer.key in chosen]
 
 
+def by_promise(racers: Sequence[Racer[K]]) -> list[Racer[K]]:
+    """The front of time and workspace, fastest first, then the others, fastest first."""
+    first = front(racers)
+    members = {racer.key for racer in first}
+    others = sorted(racers, key=lambda racer: racer.median)
+    return [*first, *(racer for racer in others if racer.key not in members)]
+
+
 def _behind(racer: Racer[K], others: Iterable[Racer[K]]) -> float:
     """How many times the best time within its own workspace a racer takes; 1 on the front."""
     allowed = racer.workspace * (1 + ALIKE_WORKSPACE)
     return racer.median / min(other.median for other in others if other.workspace <= allowed)
 
 
-def thin(racers: Sequence[Racer[K]], keep: int) -> list[Racer[K]]:
-    """Pick at most ``keep`` of a front, evenly, with both its ends."""
-    if len(racers) <= keep:
-        return list(racers)
+def thin(ordered: Sequence[T], keep: int) -> list[T]:
+    """Pick at most ``keep``, evenly, with both ends."""
+    if len(ordered) <= keep:
+        return list(ordered)
     if keep == 1:
-        return [racers[0]]
-    step = (len(racers) - 1) / (keep - 1)
-    return [racers[round(i * step)] for i in range(keep)]
+        return [ordered[0]]
+    step = (len(ordered) - 1) / (keep - 1)
+    return [ordered[round(i * step)] for i in range(keep)]
 
 
 def front(
@@ -146,15 +162,19 @@ def interleave(
     keys: Sequence[K],
     rounds: int,
     run: Callable[[K], float | None],
+    enough: Enough = never,
 ) -> dict[K, tuple[float, ...]]:
     """Run all keys once a round, so that drifting clocks touch all alike.
 
     Every other round goes backwards: nobody always runs after the same neighbour. A key whose
-    ``run`` returns None has failed and leaves the race.
+    ``run`` returns None has failed and leaves the race. ``enough`` is asked before each round, with
+    the number of those that are done.
     """
     samples: Mapping[K, list[float]] = {key: [] for key in keys}
     alive = list(keys)
     for number in range(rounds):
+        if enough(number):
+            break
         for key in list(alive) if number % 2 == 0 else list(reversed(alive)):
             sample = run(key)
             if sample is None:

@@ -34,6 +34,7 @@ def sweep(
     events: SweepEvents | None = None,
     should_stop: Callable[[], bool] | None = None,
     make_bench: BenchFactory = OpBench,
+    spent_s: float = 0.0,
 ) -> SweepReport:
     """Tune each problem on a device, or on each kind of device among places.
 
@@ -51,6 +52,7 @@ def sweep(
         should_stop: is asked several times a second; when it says yes the report tells what was
             done so far.
         make_bench: decides how a config is measured.
+        spent_s: what has been used of the time limit of each place's first problem.
 
     Raises:
         SweepError: no problem got a winner; the message tells why, problem by problem.
@@ -63,7 +65,7 @@ def sweep(
     if isinstance(where, torch.device):
         where = [LocalPlace(where, isolate=options.isolate)]
     with Claims(store) as claims:
-        one = _Sweep(problems, store, claims, options, events, should_stop, make_bench)
+        one = _Sweep(problems, store, claims, options, events, should_stop, make_bench, spent_s)
         report = one.run(where)
     if report.problems and not report.interrupted and not report.winners:
         reasons = "\n".join(f"{r.problem}: {r.error}" for r in report.problems)
@@ -83,6 +85,7 @@ class _Sweep:
         events: SweepEvents | None,
         should_stop: Callable[[], bool] | None,
         make_bench: BenchFactory,
+        spent_s: float,
     ) -> None:
         self._problems = problems
         self._store = store
@@ -91,6 +94,7 @@ class _Sweep:
         self._events = events or SweepEvents()
         self._should_stop = should_stop or (lambda: False)
         self._make_bench = make_bench
+        self._spent_s = spent_s
         self._started_at = store.now()
         self._agendas: dict[Device, Agenda] = {}
         self._lock = threading.Lock()
@@ -137,15 +141,15 @@ class _Sweep:
 
     def _serve(self, place: Place, events: SweepEvents) -> None:
         """Sweep problem after problem on one place, until all are done or it fails too often."""
-        strikes = 0
+        strikes, spent_s = 0, self._spent_s
         try:
             while strikes < STRIKES:
                 try:
                     place.open(self._stopped_or_done)
                     agenda = self._agenda(place)
                     while (turn := agenda.take()) is not None:
-                        self._do(turn, agenda, place, events)
-                        strikes = 0
+                        self._do(turn, agenda, place, events, spent_s)
+                        strikes, spent_s = 0, 0.0
                     return
                 except PlaceLostError as error:
                     strikes += 1
@@ -159,7 +163,9 @@ class _Sweep:
         except BaseException as error:  # noqa: BLE001 - raised again by run
             self._failed.append(error)
 
-    def _do(self, turn: Turn, agenda: Agenda, place: Place, events: SweepEvents) -> None:
+    def _do(
+        self, turn: Turn, agenda: Agenda, place: Place, events: SweepEvents, spent_s: float
+    ) -> None:
         """Sweep one problem, or take over what another process has just done."""
         work = self._describe(turn.task.problem, place)
         lease = turn.lease
@@ -178,6 +184,7 @@ class _Sweep:
             events,
             lambda: turn.claim.lost or self._stopped(),
             self._make_bench,
+            spent_s=spent_s,
         )
         try:
             report = tuning.run()

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from flce_tune.kernels.config import Config
 from flce_tune.sweep.failures import CandidateError
 from flce_tune.sweep.measure import Trial
-from flce_tune.sweep.race import Racer, interleave
+from flce_tune.sweep.race import Enough, Racer, interleave, never
 from flce_tune.sweep.worker import Method
 from flce_tune.tuning_db.records import Status
 
 PLAIN_RUNS = 3
+FIRST_COST = 1.25  # of a run until one was timed; see Trials.cost
 SCALE_S = 0.8  # for which a comparison of clocks holds; a compilation takes longer
 
 
@@ -35,15 +36,27 @@ class Trials:
     count as they would have when it was first timed.
     """
 
-    def __init__(self, call: Call, on_failure: Callable[[Config, CandidateError], None]) -> None:
+    def __init__(
+        self,
+        call: Call,
+        on_failure: Callable[[Config, CandidateError], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``on_failure`` hears of configs that ran once and failed later; they leave ``racers``."""
         self.racers: dict[Config, Racer[Config]] = {}
         self.checked: dict[Config, Trial] = {}  # by this process; the others come from the store
-        self._passed: set[Config] = set()  # also checked on the ragged neighbour
+        self.passed: set[Config] = set()  # also checked on the ragged neighbour
         self._twins: dict[Config, Config] = {}  # who has the same binaries and races for both
         self._scale, self._scaled_at = 1.0, -math.inf
+        self._timed_ms = self._spent_s = 0.0
         self._call = call
         self._on_failure = on_failure
+        self._clock = clock
+
+    @property
+    def cost(self) -> float:
+        """How many times a sample it takes to get it: cold caches and calls take time, too."""
+        return max(1.0, self._spent_s * 1e3 / self._timed_ms) if self._timed_ms else FIRST_COST
 
     def median(self, config: Config) -> float | None:
         """The median of a config's samples, or of its twin's; None if it did not run."""
@@ -75,14 +88,18 @@ class Trials:
         """Who has the same binaries and races for this one."""
         return self._twins.get(config)
 
-    def passing(self, configs: Sequence[Config]) -> list[Config]:
+    def passing(
+        self, configs: Iterable[Config], enough: Callable[[], bool] = lambda: False
+    ) -> list[Config]:
         """Those that are right on the ragged neighbour, too.
 
         Where the neighbour's tensors do not fit beside the problem's, nothing is held against the
-        config.
+        config. Once there are ``enough``, nobody else is checked, and nobody unchecked passes.
         """
+        asked = []
         for config in configs:
-            if config in self._passed:
+            asked.append(config)
+            if config in self.passed or enough():
                 continue
             try:
                 self._call("check_ragged", config)
@@ -90,12 +107,14 @@ class Trials:
                 if error.status is not Status.OUT_OF_MEMORY:
                     self._drop(config, error)
                     continue
-            self._passed.add(config)
-        return [config for config in configs if config in self._passed]
+            self.passed.add(config)
+        return [config for config in asked if config in self.passed]
 
-    def again(self, configs: Sequence[Config], runs: int) -> None:
+    def again(self, configs: Sequence[Config], runs: int, enough: Enough = never) -> None:
         """Time configs in turns and add to their samples."""
-        fresh = self.in_turns(configs, runs)
+        fresh = {
+            c: samples for c, samples in self.in_turns(configs, runs, enough).items() if samples
+        }
         reference = next(iter(self.racers), None)
         scale = 1.0
         if reference in fresh:
@@ -105,15 +124,19 @@ class Trials:
             scaled = tuple(sample * scale for sample in samples)
             self.racers[config] = replace(racer, samples=racer.samples + scaled)
 
-    def in_turns(self, configs: Sequence[Config], rounds: int) -> dict[Config, tuple[float, ...]]:
+    def in_turns(
+        self, configs: Sequence[Config], rounds: int, enough: Enough = never
+    ) -> dict[Config, tuple[float, ...]]:
         """Time configs in turns; the samples of those that did not fail, as they are."""
-        return interleave(configs, rounds, self._sample)
+        return interleave(configs, rounds, self._sample, enough)
 
-    def plain_ms(self) -> float | None:
-        """Time plain PyTorch; None where it does not fit."""
+    def plain_ms(self, enough: Callable[[], bool] = lambda: False) -> float | None:
+        """Time plain PyTorch, once if that is ``enough``; None where it does not fit."""
         try:
             self._call("time_plain")  # a warm-up
-            samples: list[float] = [self._call("time_plain") for _ in range(PLAIN_RUNS)]
+            samples: list[float] = [self._call("time_plain")]
+            while len(samples) < PLAIN_RUNS and not enough():
+                samples.append(self._call("time_plain"))
         except CandidateError:
             return None
         return statistics.median(samples)
@@ -122,18 +145,21 @@ class Trials:
         reference = next(iter(self.racers.values()), None)
         if reference is None or reference.key == config:
             return samples
-        if time.monotonic() - self._scaled_at > SCALE_S:
+        if self._clock() - self._scaled_at > SCALE_S:
             now = self._sample(reference.key)
             self._scale = 1.0 if now is None else reference.samples[0] / now
-            self._scaled_at = time.monotonic()
+            self._scaled_at = self._clock()
         return tuple(sample * self._scale for sample in samples)
 
     def _sample(self, config: Config) -> float | None:
+        started = self._clock()
         try:
             sample: float = self._call("time", config)
         except CandidateError as error:
             self._drop(config, error)
             return None
+        self._timed_ms += sample
+        self._spent_s += self._clock() - started
         return sample
 
     def _drop(self, config: Config, error: CandidateError) -> None:

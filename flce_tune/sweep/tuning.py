@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flce_tune.dispatch.convert import config_of, device_record, problem_record
@@ -15,14 +15,15 @@ from flce_tune.errors import InvalidConfigError, SweepError
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Problem
-from flce_tune.sweep.candidates import Search, covering
+from flce_tune.sweep.candidates import Search
 from flce_tune.sweep.events import ProblemReport, Stage, SweepEvents, SweepOptions
 from flce_tune.sweep.failures import CandidateError
 from flce_tune.sweep.interval import FEWEST
 from flce_tune.sweep.measure import BenchFactory
 from flce_tune.sweep.places import Place
-from flce_tune.sweep.precompile import precompile
-from flce_tune.sweep.race import Racer, front, half_iqr, shortlist
+from flce_tune.sweep.precompile import Precompiler
+from flce_tune.sweep.race import Racer, by_promise, front, half_iqr, shortlist
+from flce_tune.sweep.schedule import Clock, Schedule, effort_of
 from flce_tune.sweep.trials import Trials
 from flce_tune.sweep.worker import Method, StoppedError
 from flce_tune.tuning_db.records import Measurement, Status, Winner, canonical_config
@@ -31,19 +32,10 @@ from flce_tune.tuning_db.store import Store
 PERMANENT = (Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES)  # wherever and whenever it is tried
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How long the last two stages may be."""
-
-    second_runs: int  # more runs of the best third
-    finalists: int
-    rounds: int  # of the final, at most
-    final_s: float  # about how long the final may take
-
-
-FULL = Effort(second_runs=2, finalists=16, rounds=15, final_s=20.0)
-QUICK = Effort(second_runs=1, finalists=8, rounds=9, final_s=6.0)
 SECOND_CHANCES = 40  # configs that run again, at most
+LEAST_ROUNDS = 2  # of the final, however late it is
+FEWEST_FINALISTS = 3
+WAIT_S = 0.1  # for a compiler, before should_stop is asked again
 
 
 class ProblemSweep:
@@ -58,13 +50,18 @@ class ProblemSweep:
         events: SweepEvents,
         should_stop: Callable[[], bool] | None,
         make_bench: BenchFactory,
+        *,
+        spent_s: float = 0.0,  # of the time limit, before this began
+        clock: Clock = time.monotonic,
     ) -> None:
         self._problem = problem
         self._store = store
         self._place = place
         self._device = place.device
         self._options = options
-        self._effort = QUICK if options.quick else FULL
+        self._effort = effort_of(options)
+        self._schedule = Schedule(options, spent_s=spent_s, clock=clock)
+        self._clock = clock
         self._events = events
         self._should_stop = should_stop or (lambda: False)
         self._make_bench = make_bench
@@ -72,11 +69,13 @@ class ProblemSweep:
         self._device_record = device_record(self._device)
         self._problem_record = problem_record(problem)
         self._toolchain = place.toolchain
-        self._trials = Trials(self._call, self._store_failure)
+        self._trials = Trials(self._call, self._store_failure, clock)
+        self._compiler: Precompiler | None = None
+        self._uncompilable: set[Config] = set()
         self._stages: list[tuple[Stage, float]] = []  # and when they started
         self._progress = ProblemReport(problem, place.device)
         self._failures: Counter[Status] = Counter()
-        self._started = time.monotonic()
+        self._started = clock()
 
     def run(self) -> ProblemReport:
         """Measure, race, store the winners.
@@ -92,21 +91,27 @@ class ProblemSweep:
             always = [default, *incumbents, *near]
             search = Search(self._problem, self._device, self._options, always, near)
             self._events.on_start(self._problem, search.budget)
-            self._compile(search)
+            self._compiler = self._compile(search)
             self._stage("measure", search.budget)
             for batch in search.batches(self._trials.median):
-                self._measure(self._resume(batch), search.budget)
+                if not self._measure(self._resume(batch), search.budget):
+                    self._leave_out(search.budget)
+                    break
             self._race([default, *incumbents])
+            if self._compiler is not None:
+                self._compiler.close()  # the final has the device for itself
             self._final(default, incumbents)
         except SweepError as error:
             self._progress = replace(self._progress, error=str(error))
         finally:
+            if self._compiler is not None:
+                self._compiler.close()
             self._runner.close()
         return self.report()
 
     def report(self) -> ProblemReport:
         """Tell what has been done so far."""
-        now = time.monotonic()
+        now = self._clock()
         ends = [*(start for _, start in self._stages[1:]), now]
         return replace(
             self._progress,
@@ -116,7 +121,7 @@ class ProblemSweep:
         )
 
     def _stage(self, stage: Stage, total: int) -> None:
-        self._stages.append((stage, time.monotonic()))
+        self._stages.append((stage, self._clock()))
         self._events.on_stage(stage, total)
 
     def _incumbents(self) -> list[Config]:
@@ -157,33 +162,67 @@ class ProblemSweep:
             self._device_record, self._problem_record, self._problem.tokens, self._toolchain
         )
 
-    def _compile(self, search: Search) -> None:
-        """Compile all tiles ahead on a GPU, and store which configs cannot be compiled."""
+    def _compile(self, search: Search) -> Precompiler | None:
+        """Start to compile all tiles on a GPU, and wait until there is something to measure."""
         if self._device.kind != "cuda" or not self._options.isolate:
-            return
+            return None
         known = self._known()
-        cover = covering(search.space, search.valid)
-        tiled = [config for config in cover if config.logits or config.dx or config.dw]
-        todo = [c for c in tiled if canonical_config(c.to_dict()) not in known]
-        if not todo:
-            return
-        self._stage("compile", len(todo))
-        failures = precompile(
+        todo = [c for c in search.tiled() if canonical_config(c.to_dict()) not in known]
+        compiler = Precompiler(
             todo,
             self._problem,
             self._place,
             self._make_bench,
             timeout_s=self._options.timeout_s,
-            should_stop=self._should_stop,
         )
-        for config, error in failures.items():
-            if error.status in PERMANENT:
-                self._store_measured(self._failed(config, error), search.budget)
+        if compiler.count:
+            self._stage("compile", compiler.count)
+        return compiler
 
-    def _measure(self, todo: Sequence[Config], total: int) -> None:
-        """Check and time each config once."""
-        for config in todo:
-            self._store_measured(self._try(config), total)
+    def _measure(self, todo: Sequence[Config], total: int) -> bool:
+        """Check and time each config once; False: there was no time for all of them.
+
+        What has been compiled goes first. However late it is, something is measured.
+        """
+        for config in self._as_compiled(todo):
+            if self._schedule.over("measure") and self._trials.racers:
+                return False
+            self._store_uncompilable(total)
+            if config not in self._uncompilable:
+                self._store_measured(self._try(config), total)
+        return True
+
+    def _store_uncompilable(self, total: int) -> None:
+        failures = self._compiler.failures() if self._compiler is not None else {}
+        for config, error in failures.items():
+            if error.status in PERMANENT and config not in self._uncompilable:
+                self._uncompilable.add(config)
+                self._store_measured(self._failed(config, error), total)
+
+    def _as_compiled(self, configs: Sequence[Config], *, ragged: bool = False) -> Iterator[Config]:
+        """The configs in their order, but those that need no compiler any more first."""
+        left = list(configs)
+        stage: Stage = "race" if ragged else "measure"
+        compiler = self._compiler
+        if compiler is not None:
+            compiler.prefer(left, ragged=ragged)
+        while left:
+            chosen = left[0]
+            if compiler is not None and not self._schedule.over(stage):
+                ready = (c for c in left if not compiler.waiting(c, ragged=ragged))
+                first = next(ready, None)
+                if first is None:
+                    compiler.wait(WAIT_S)
+                    if self._should_stop():
+                        raise StoppedError
+                    continue
+                chosen = first
+            left.remove(chosen)
+            yield chosen
+
+    def _leave_out(self, budget: int) -> None:
+        done = self._progress.measured + self._progress.resumed
+        self._progress = replace(self._progress, left_out=max(1, budget - done))
 
     def _try(self, config: Config) -> Measurement:
         try:
@@ -203,29 +242,39 @@ class ProblemSweep:
             [config for config in always if config in racers],
         )
         self._stage("race", len(chosen))
-        checked = [racer.key for racer in chosen if racer.key in self._trials.checked]
-        self._trials.again(self._trials.passing(checked), self._effort.second_runs)
+        checked = [r.key for r in by_promise(chosen) if r.key in self._trials.checked]
+
+        def late(rounds: int = 0) -> bool:
+            return self._schedule.over("race")
+
+        passed = self._trials.passing(self._as_compiled(checked, ragged=True), late)
+        self._trials.again(passed, self._effort.second_runs, late)
 
     def _final(self, default: Config, incumbents: Sequence[Config]) -> None:
         """Race the finalists against the incumbents and the default, and store the front."""
-        known = self._trials.racers
-        chosen = shortlist(
-            known.values(),
-            self._effort.finalists,
-            [config for config in (default, *incumbents) if config in known],
-        )
+        chosen = self._finalists([default, *incumbents])
         self._stage("final", len(chosen))
         # What an earlier process measured is checked again here before it can win.
         finalists = self._trials.passing(
-            [r.key for r in chosen if r.key in self._trials.checked or self._retry(r.key)]
+            [key for key in chosen if key in self._trials.checked or self._retry(key)]
         )
-        results = self._trials.in_turns(finalists, self._rounds(finalists))
-        racers = [replace(known[config], samples=s) for config, s in results.items()]
+        started = self._clock()
+
+        def enough(rounds: int) -> bool:
+            if rounds < LEAST_ROUNDS:
+                return False
+            spent = self._clock() - started
+            if self._schedule.left("final") < spent / rounds:
+                return True
+            return rounds >= FEWEST and spent >= self._effort.final_s
+
+        results = self._trials.in_turns(finalists, self._effort.rounds, enough)
+        racers = [replace(self._trials.racers[config], samples=s) for config, s in results.items()]
         if not racers:
             raise SweepError(self._all_failed())
         stored = {r.key: self._store.add_measurement(self._timed(r)) for r in racers}
         default_ms = stored[default].median_ms if default in stored else None
-        eager_ms = self._trials.plain_ms()
+        eager_ms = self._trials.plain_ms(lambda: self._schedule.over("final"))
         winners = tuple(
             sorted(
                 (
@@ -249,10 +298,19 @@ class ProblemSweep:
             return False
         return True
 
-    def _rounds(self, finalists: Sequence[Config]) -> int:
-        round_s = sum(self._trials.racers[config].median for config in finalists) / 1e3
-        affordable = int(self._effort.final_s / round_s) if round_s else self._effort.rounds
-        return max(FEWEST, min(self._effort.rounds, affordable))
+    def _finalists(self, always: Sequence[Config]) -> list[Config]:
+        """As many as there is time for, fastest first."""
+        racers = self._trials.racers
+        always = [config for config in always if config in racers]
+        known = list(racers.values())
+        if self._schedule.over("race") and (passed := self._trials.passed):
+            known = [r for r in known if r.key in passed or r.key in always]
+        for keep in range(self._effort.finalists, FEWEST_FINALISTS - 1, -1):
+            chosen = shortlist(known, keep, always)
+            round_s = sum(racer.median for racer in chosen) / 1e3 * self._trials.cost
+            if FEWEST * round_s <= self._schedule.left("final"):
+                break
+        return [racer.key for racer in chosen]
 
     def _store_failure(self, config: Config, error: CandidateError) -> None:
         self._store.add_measurement(self._failed(config, error))

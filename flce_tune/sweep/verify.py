@@ -7,6 +7,7 @@ is all that noise brings, demotes nobody.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,7 +72,7 @@ def verify(
     Raises:
         StoreError: the store failed.
     """
-    options = options or SweepOptions(quick=True)
+    options = replace(options or SweepOptions(quick=True), time_limit_s=math.inf)
     place = LocalPlace(device, isolate=options.isolate)
     done = []
     for front in fronts:

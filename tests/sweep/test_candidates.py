@@ -6,7 +6,7 @@ import torch
 from flce_tune.kernels.config import Config, Tile
 from flce_tune.kernels.problem import Device, Problem, describe_device
 from flce_tune.kernels.strategies.common import TILES as TILES_PROPOSED
-from flce_tune.sweep.candidates import Search, combinations, covering, differing, walk
+from flce_tune.sweep.candidates import Search, combinations, covering, differing, in_turns, walk
 from flce_tune.sweep.events import SweepOptions
 
 CPU = describe_device(torch.device("cpu"))
@@ -125,11 +125,14 @@ def test_combinations_are_all_of_a_groups_values():
     ]
 
 
-def test_a_quick_sweep_keeps_the_first_tiles_and_every_size():
+def test_a_quick_sweep_keeps_the_first_tiles_and_few_sizes():
     full, quick = (Search(LARGE, H200, SweepOptions(quick=q), []).space for q in (False, True))
     assert set(quick) < set(full)
-    for name in ("chunk", "slab"):
-        assert {getattr(c, name) for c in quick} == {getattr(c, name) for c in full}
+    for strategy, name in (("chunked", "chunk"), ("factored", "chunk"), ("recompute", "slab")):
+        sizes = sorted({getattr(c, name) for c in full if c.strategy == strategy})
+        kept = sorted({getattr(c, name) for c in quick if c.strategy == strategy})
+        assert (kept[0], kept[-1]) == (sizes[0], sizes[-1])
+        assert 3 <= len(kept) <= 4 < len(sizes)
     for name, tiles in TILES_PROPOSED.items():
         kept = {getattr(c, name) for c in quick}
         assert {None, tiles[0]} < kept
@@ -194,3 +197,47 @@ def test_a_slow_strategy_alone_is_searched_as_any_other():
     search = Search(LARGE, H200, options, [Config("chunked", chunk=4096)])
     measured = run(search, lambda config: 500.0 if config.strategy == "recompute" else 100.0)
     assert len(measured) > 20
+
+
+def test_the_promising_walk_goes_first_and_all_take_turns():
+    fast = Config("full"), Config("full", chunk=2)
+    slow = Config("chunked", chunk=1), Config("chunked", chunk=2)
+    walks = {
+        ("chunked", "fp32"): iter([[c] for c in slow]),
+        ("full", "fp32"): iter([[c] for c in fast]),
+    }
+    rounds = in_turns(walks, lambda c: 1.0 if c.strategy == "full" else 1.2, set())
+    assert [next(rounds), next(rounds)] == [[slow[0], fast[0]], [fast[1], slow[1]]]
+
+
+@pytest.mark.parametrize(("workspace", "stays"), [(100, False), (200, False), (99, True)])
+def test_a_walk_that_is_beaten_stays_only_for_its_workspace(workspace, stays):
+    slow, fast = Config("recompute", slab=1), Config("full")
+    walks = {
+        ("recompute", "fp32"): iter([[slow], [slow]]),
+        ("full", "fp32"): iter([[fast], [fast]]),
+    }
+    sizes = {"recompute": workspace, "full": 100}
+    given_up = set()
+    rounds = in_turns(
+        walks,
+        lambda c: 1.0 if c == fast else 2.5,
+        given_up,
+        lambda c: sizes[c.strategy],
+        2.0,
+    )
+    next(rounds)
+    assert (slow in next(rounds)) is stays
+    assert given_up == (set() if stays else {("recompute", "fp32")})
+
+
+def test_what_is_measured_first_is_compiled_first():
+    winner = Config("full", logits=TILES_PROPOSED["logits"][1])
+    search = Search(LARGE, H200, SweepOptions(quick=True), [Config("full"), winner], [winner])
+    tiled = search.tiled()
+    assert tiled[0] == winner
+    starts = {(c.strategy, c.accumulator) for c in tiled[1:6]}
+    assert len(starts) == 5, "where each walk starts is next"
+    for name in ("logits", "dx", "dw"):
+        wanted = {getattr(c, name) for c in search.space} - {None}
+        assert wanted <= {getattr(c, name) for c in tiled}

@@ -49,17 +49,19 @@ def test_a_sweep_on_a_gpu_compiles_ahead_and_beats_or_keeps_the_default(store, g
 def test_what_was_compiled_ahead_is_not_compiled_again(gpu, tmp_path, monkeypatch):
     """A small problem in other processes leaves what the real one and its neighbour need."""
     from flce_tune.kernels.problem import describe_device
-    from flce_tune.sweep.candidates import Search, covering
+    from flce_tune.sweep.candidates import Search
     from flce_tune.sweep.measure import OpBench
     from flce_tune.sweep.places import LocalPlace
-    from flce_tune.sweep.precompile import precompile
+    from flce_tune.sweep.precompile import Precompiler
     from flce_tune.sweep.worker import Worker
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     problem = Problem(tokens=8192, hidden=1024, vocab=100_000)
     search = Search(problem, describe_device(gpu), SweepOptions(quick=True), [])
-    cover = [c for c in covering(search.space, search.valid) if c.logits or c.dx or c.dw]
-    failed = precompile(cover, problem, LocalPlace(gpu), OpBench, timeout_s=120)
+    cover = search.tiled()
+    compiler = Precompiler(cover, problem, LocalPlace(gpu), OpBench, timeout_s=120)
+    compiler.join()
+    failed = compiler.failures()
     ahead = set(tmp_path.rglob("*.cubin"))
     worker = Worker(OpBench, problem, gpu, 0)
     try:

@@ -52,5 +52,8 @@ def test_compiling_ahead_runs_both_shapes(problem, cpu, monkeypatch):
         return run(self, config)
 
     monkeypatch.setattr(OpBench, "_run", noted)
-    OpBench(problem, torch.device("cpu"), seed=0).compile(Config("full"))
+    bench = OpBench(problem, torch.device("cpu"), seed=0)
+    bench.compile(Config("full"), False)
+    assert seen == [problem]
+    bench.compile(Config("full"), True)
     assert seen == [problem, ragged_neighbour(problem)]
