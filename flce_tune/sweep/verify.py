@@ -7,6 +7,7 @@ is all that noise brings, demotes nobody.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +15,13 @@ from typing import Any
 
 import torch
 
-from flce_tune.dispatch.convert import config_of, problem_of
+from flce_tune.dispatch.convert import config_of, device_record, problem_of
 from flce_tune.errors import InvalidConfigError, SweepError
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
+from flce_tune.kernels.problem import Problem
+from flce_tune.sweep.agenda import Agenda, Turn
+from flce_tune.sweep.claims import Claims
 from flce_tune.sweep.events import ProblemReport, SweepEvents, SweepOptions
 from flce_tune.sweep.measure import BenchFactory, OpBench
 from flce_tune.sweep.places import LocalPlace
@@ -58,7 +62,8 @@ def verify(
     """Measure each front again on ``device`` and store what is left of it.
 
     Every measurement is kept. Where not even the default config ran, or after an interruption,
-    the stored front of that problem stays. A list shorter than ``fronts`` was interrupted.
+    the stored front of that problem stays. A list shorter than ``fronts`` was interrupted. A
+    problem that a sweep or another verification has at the moment is left to the end.
 
     Args:
         fronts: the winners of one problem of this device each, not empty, fastest first.
@@ -73,25 +78,64 @@ def verify(
         StoreError: the store failed.
     """
     options = replace(options or SweepOptions(quick=True), time_limit_s=math.inf)
+    events, stopped = events or SweepEvents(), should_stop or (lambda: False)
     place = LocalPlace(device, isolate=options.isolate)
-    done = []
+    done: dict[ProblemRecord, Verification] = {}
+    left: dict[Problem, Sequence[Winner]] = {}
     for front in fronts:
         record, tokens = front[0].measurement.problem, front[0].measurement.tokens
         try:
-            problem = problem_of(record, tokens)
+            left[problem_of(record, tokens)] = front
         except ValueError as error:
-            done.append(Verification(record, None, (), f"this version cannot measure it: {error}"))
-            continue
-        again = _Again(
-            problem, store, place, options, events or SweepEvents(), should_stop, make_bench
-        )
-        try:
-            report = again.run_again(front)
-        except StoppedError:
-            break
-        verdicts = () if report.error else tuple(again.verdict(winner) for winner in front)
-        done.append(Verification(record, report, verdicts, report.error))
-    return done
+            done[record] = Verification(
+                record, None, (), f"this version cannot measure it: {error}"
+            )
+    with Claims(store) as claims, contextlib.suppress(StoppedError):
+        agenda = Agenda(list(left), device_record(place.device), claims, stopped, events.on_wait)
+        while (turn := agenda.take()) is not None:
+            front = left[turn.task.problem]
+            if turn.task.announced:  # who had it may have stored other winners
+                front = _stored(front, store) or front
+            again = _Again(
+                turn.task.problem,
+                store,
+                place,
+                options,
+                events,
+                lambda claim=turn.claim: claim.lost or stopped(),  # type: ignore[misc]
+                make_bench,
+            )
+            report = _report(again, front, agenda, turn, stopped)
+            if report is not None:
+                record = front[0].measurement.problem
+                verdicts = () if report.error else tuple(map(again.verdict, front))
+                done[record] = Verification(record, report, verdicts, report.error)
+    records = (front[0].measurement.problem for front in fronts)
+    return [done[record] for record in records if record in done]
+
+
+def _report(
+    again: _Again,
+    front: Sequence[Winner],
+    agenda: Agenda,
+    turn: Turn,
+    stopped: Callable[[], bool],
+) -> ProblemReport | None:
+    """Verify a front that is ours to verify; None: somebody else got the problem, and it waits."""
+    try:
+        report = again.run_again(front)
+    except BaseException as error:
+        agenda.give_back(turn)
+        if isinstance(error, StoppedError) and not stopped():
+            return None
+        raise
+    agenda.finish(turn, report, finished=None)
+    return report
+
+
+def _stored(front: Sequence[Winner], store: Store) -> tuple[Winner, ...]:
+    one = front[0].measurement
+    return tuple(store.winners(device=one.device, problem=one.problem))
 
 
 class _Again(ProblemSweep):

@@ -5,9 +5,11 @@ import pytest
 from flce_tune.dispatch.convert import config_of, toolchain_record
 from flce_tune.kernels import strategies
 from flce_tune.kernels.problem import describe_device
+from flce_tune.sweep.claims import Claims
 from flce_tune.sweep.events import SweepEvents, SweepOptions
 from flce_tune.sweep.sweep import sweep
-from flce_tune.sweep.verify import verify
+from flce_tune.sweep.verify import _Again, verify
+from flce_tune.sweep.worker import StoppedError
 from flce_tune.tuning_db.records import Winner
 
 HERE = SweepOptions(isolate=False, quick=True)
@@ -145,3 +147,70 @@ def test_a_tie_demotes_nobody(planted, store, problem, cpu, tuned):
     )
     verify([[Winner(measured)]], store, cpu, HERE, make_bench=alike)
     assert configs(store.winners()) == [other]
+
+
+def test_nobody_else_may_sweep_what_is_being_verified(planted, store, cpu, tuned):
+    one = tuned[0].measurement
+    seen = []
+
+    class Watching(SweepEvents):
+        def on_measurement(self, measurement, done, total):
+            with Claims(store) as claims:
+                claim, lease = claims.claim(one.device, one.problem)
+            seen.append((claim, lease.owner is not None))
+
+    verify([tuned], store, cpu, HERE, events=Watching(), make_bench=planted.Impatient)
+    assert seen
+    assert set(seen) == {(None, True)}
+    with Claims(store) as claims:
+        claim, _ = claims.claim(one.device, one.problem)
+    assert claim is not None, "given back in the end"
+
+
+def test_what_a_sweep_has_is_waited_for_and_its_new_winners_are_verified(
+    planted, store, cpu, tuned
+):
+    """The sweep that held the problem has stored one of the winners alone, as its only one."""
+    one = tuned[0].measurement
+
+    class Waiting(SweepEvents):
+        waited = False
+
+        def on_wait(self, problem, owner):
+            self.waited = True
+            store.set_winners(one.device, one.problem, [tuned[-1]])
+            claims.release(claim)
+
+    assert len(tuned) > 1
+    events = Waiting()
+    with Claims(store) as claims:
+        claim, _ = claims.claim(one.device, one.problem)
+        assert claim is not None
+        (done,) = verify([tuned], store, cpu, HERE, events=events, make_bench=planted.Impatient)
+    assert events.waited
+    assert [config_of(v.before.measurement) for v in done.verdicts] == configs(tuned[-1:])
+
+
+def test_a_lost_lease_gives_the_problem_back_until_it_is_free(
+    planted, store, cpu, tuned, monkeypatch
+):
+    runs = []
+    run_again = _Again.run_again
+
+    def lost_once(self, winners):
+        runs.append(winners)
+        if len(runs) == 1:
+            raise StoppedError
+        return run_again(self, winners)
+
+    monkeypatch.setattr(_Again, "run_again", lost_once)
+    (done,) = verify([tuned], store, cpu, HERE, make_bench=planted.Impatient)
+    assert len(runs) == 2
+    assert done.error is None
+
+
+def test_a_stop_while_waiting_ends_the_list(planted, store, cpu, tuned):
+    one = tuned[0].measurement
+    with Claims(store) as claims:
+        claims.claim(one.device, one.problem)
+        assert verify([tuned], store, cpu, HERE, should_stop=lambda: True) == []
