@@ -128,12 +128,13 @@ def part_size(total: int, largest: int, multiple: int = 1) -> int:
 
 
 def logits_buffer(rows: int, columns: int, like: Tensor) -> Tensor:
-    """Uninitialised [rows, columns] whose row stride is a multiple of 128 bytes.
+    """Uninitialised [rows, columns] whose row stride is a multiple of 128 bytes on a GPU.
 
     The padding of the stride, not of the vocabulary, keeps ragged vocabularies fast: every row
-    starts aligned and the padding is never read.
+    starts aligned and the padding is never read. On a CPU there is none: with AMX, torch 2.13's
+    bfloat16 product multiplies what follows a row by zero, and a NaN there spoils the sum.
     """
-    unit = 128 // like.element_size()
+    unit = 1 if like.device.type == "cpu" else 128 // like.element_size()
     stride = -(-columns // unit) * unit
     buffer: Tensor = like.new_empty(rows, stride)
     return buffer[:, :columns]

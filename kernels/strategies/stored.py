@@ -35,6 +35,8 @@ from flce_tune.kernels.values import Inputs, LossSpec, Statistics
 SLABS = (2048, 4096, 8448, 16896)
 """8448 columns are 33 tiles of 256 or 66 of 128: with 16 tiles of D = 4096, or 128 of N, whole
 waves on 132 multiprocessors."""
+UNIT = 16
+"""Storage is taken in so many elements, so that blocks begin where tiles can read them."""
 
 
 def slab_of(config: Config, vocab: int) -> int:
@@ -78,13 +80,16 @@ def reject_problem(config: Config, problem: Problem, device: Device) -> str | No
 class Home:
     """Storage of a gradient that is not written yet, as many elements for every column."""
 
-    data: Tensor  # flat, dtype of the blocks
+    data: Tensor  # flat, dtype of the blocks; its length is a multiple of UNIT
     columns: int  # V
+    per_column: int  # elements
 
     @classmethod
     def of(cls, gradient: Tensor, like: Tensor) -> Home:  # gradient [V, D], of any dtype
         """View a gradient, or its accumulator, as storage."""
-        return cls(gradient.view(-1).view(like.dtype), len(gradient))
+        data = gradient.view(-1).view(like.dtype)
+        per_column = len(data) // len(gradient)
+        return cls(data[: len(data) // UNIT * UNIT], len(gradient), per_column)
 
     def blocks(self, rows: int, first: int, slab: int, count: int) -> Blocks:
         """Blocks of columns first, first + 1, ..., right-aligned."""
@@ -94,10 +99,9 @@ class Home:
     def groups(self, blocks: Blocks) -> Iterator[Blocks]:
         """Cut its blocks so that no group is overwritten by the gradient of its own columns."""
         count, start = len(blocks), 0
-        per_column = len(self.data) // self.columns
         while start < count:
             free = len(self.data) - (count - start) * blocks.slab * blocks.padded_rows
-            end = (free // per_column - blocks.columns.start) // blocks.slab
+            end = (free // self.per_column - blocks.columns.start) // blocks.slab
             end = min(max(end, start + 1), count)
             yield blocks.some(start, end)
             start = end
@@ -106,12 +110,12 @@ class Home:
 def capacity(rows: int, per_column: int, vocab: int, first: int, slab: int) -> int:
     """How many blocks of columns first, first + 1, ... fit in a ``Home``.
 
-    With B blocks, block j begins at element V·c - (B-j)·slab·rows, c elements a column, and must
-    not be reached by the gradient of columns up to first + (j+1)·slab. Both grow linearly, so the
-    first and the last block decide.
+    With B blocks, block j begins at element V·c - (B-j)·slab·rows, c elements a column and V·c
+    rounded down to UNIT, and must not be reached by the gradient of columns up to
+    first + (j+1)·slab. Both grow linearly, so the first and the last block decide.
     """
     rows = padded(rows)
-    free = (vocab - first) * per_column
+    free = vocab * per_column // UNIT * UNIT - first * per_column
     blocks = min(
         (free - slab * per_column) // (slab * rows),
         (free - slab * rows) // (slab * per_column),

@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from flce_tune.kernels.config import Tile
-from flce_tune.kernels.limits import programs_per_sm
+from flce_tune.kernels.limits import ALIGNMENT, programs_per_sm
 from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.values import Coefficients, Labels, LossSpec, Statistics, Wanted
 
@@ -27,6 +27,23 @@ def next_power_of_2(n: int) -> int:
 def descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
     """Describe a 2-D tensor to the copy engine; reads past its shape give 0, writes are dropped."""
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
+
+
+def units_before(raw: Tensor) -> int:
+    """Most elements a row of raw [n, v] may have before it in its first 16-byte unit."""
+    unit = ALIGNMENT // raw.element_size()
+    aligned = raw.stride(0) % unit == 0 and raw.data_ptr() % ALIGNMENT == 0
+    return 0 if aligned else unit - 1
+
+
+def begin_alike(raw: Tensor, out: Tensor) -> bool:
+    """Whether every row of both [n, v] begins in the same place of a 16-byte unit."""
+    size = raw.element_size()
+    if size != out.element_size():
+        return False
+    apart = raw.data_ptr() - out.data_ptr()
+    further = (raw.stride(0) - out.stride(0)) * size
+    return apart % ALIGNMENT == 0 and further % ALIGNMENT == 0
 
 
 def empty_statistics(n: int, device: torch.device, loss: LossSpec, wanted: Wanted) -> Statistics:

@@ -15,7 +15,48 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flce_tune.kernels.triton.rows import finite_or_zero, gradient_of, log_sum_exp, scaled
+from flce_tune.kernels.triton.rows import finite_or_zero, log_sum_exp, scaled
+
+
+@triton.jit
+def gradient_of(
+    raw,  # float32 raw logits
+    columns,  # global column of each
+    lse,
+    target,
+    a,
+    b,
+    c,
+    e,
+    class_weight_ptr,
+    inside,
+    scale,
+    softcap,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_C: tl.constexpr,
+    HAS_E: tl.constexpr,
+    HAS_CLASS_WEIGHT: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    """G·dz/da = (p·(A + C·z) - B·[c = y] - E·w_c)·dz/da; rows with no coefficient give 0."""
+    z = scaled(raw, scale, softcap, HAS_SOFTCAP, EXACT)
+    weight = a
+    active = (a != 0) | (b != 0)
+    if HAS_C:
+        weight = a + c * tl.where(z == float("-inf"), 0.0, z)
+        active = active | (c != 0)
+    subtracted = tl.where(columns == target, b, 0.0)
+    if HAS_E:  # B + E is rounded as A is, so that they cancel where p is 1
+        active = active | (e != 0)
+        if HAS_CLASS_WEIGHT:
+            subtracted += e * tl.load(class_weight_ptr + columns, mask=inside, other=0.0)
+        else:
+            subtracted += e
+    gradient = (tl.exp(z - lse) * weight - subtracted) * scale
+    if HAS_SOFTCAP:
+        ratio = z / softcap
+        gradient *= 1.0 - ratio * ratio
+    return tl.where(active, gradient, 0.0)
 
 
 @triton.jit

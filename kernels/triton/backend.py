@@ -10,6 +10,7 @@ from flce_tune.kernels.torch_backend import raw_logits
 from flce_tune.kernels.triton import labels, rows
 from flce_tune.kernels.triton import logits as logits_gemm
 from flce_tune.kernels.triton.arguments import (
+    begin_alike,
     cdiv,
     descriptor,
     empty_statistics,
@@ -19,6 +20,7 @@ from flce_tune.kernels.triton.arguments import (
     next_power_of_2,
     statistics_flags,
     tile_arguments,
+    units_before,
 )
 from flce_tune.kernels.triton.reduce import row_weights as row_weights
 from flce_tune.kernels.triton.reduce import total_loss as total_loss
@@ -31,9 +33,10 @@ from flce_tune.kernels.values import (
     Wanted,
 )
 
-STATISTICS_BLOCK = 4096
-GRADIENT_BLOCK = 4096
+STATISTICS_LANES = 2048
+STATISTICS_DEPTH = 4
 STATISTICS_WARPS = 8
+GRADIENT_BLOCK = 4096
 GRADIENT_WARPS = 4
 PICK_ROWS = 128
 
@@ -77,7 +80,8 @@ def statistics(
         vocab,
         *loss_scalars(loss),
         **statistics_flags(labels, loss, wanted),
-        BLOCK=min(STATISTICS_BLOCK, next_power_of_2(vocab)),
+        LANES=min(STATISTICS_LANES, next_power_of_2(vocab)),
+        DEPTH=STATISTICS_DEPTH if vocab > STATISTICS_LANES else 1,
         num_warps=STATISTICS_WARPS,
     )
     return result
@@ -95,7 +99,7 @@ def gradient(
     """Turn raw logits into their gradient."""
     n, width = raw.shape
     block = min(GRADIENT_BLOCK, next_power_of_2(width))
-    rows.gradient_kernel[(n, cdiv(width, block))](
+    rows.gradient_kernel[(n, cdiv(width + units_before(raw), block))](
         raw,
         raw.stride(0),
         out,
@@ -112,6 +116,7 @@ def gradient(
         labels.vocab,
         *loss_scalars(loss),
         **gradient_flags(labels, coefficients, loss),
+        ALIKE=begin_alike(raw, out),
         BLOCK=block,
         num_warps=GRADIENT_WARPS,
     )

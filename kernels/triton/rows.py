@@ -6,10 +6,25 @@ starts at -inf and a row that is still all -inf rescales by 1, not by exp(-inf +
 V are -inf and never enter a sum; statistics are float32. Bytes: 2 read for statistics and 2 read,
 2 written for the gradient, per 16-bit logit; with tile statistics from the GEMM's epilogue the
 first read falls away. Row offsets are 64-bit.
+
+Rows of any length that begin anywhere are moved 16 bytes at a time: what is read begins at a
+multiple of 16 bytes, up to 15 of them before the row, and ends at one; what is not of the row is
+masked afterwards, and written only element by element at the ends. Nothing outside the row's own
+16-byte units is touched, so no read leaves the allocation. A lane takes DEPTH logits for one new
+maximum, so there are 1 + 1/DEPTH exponentials a logit, not two: they, not the bytes, would be the
+limit.
 """
 
 import triton
 import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def exp(x):
+    """e^x, of which subnormal results are 0: tl.exp takes three instructions more to keep them."""
+    return tl.exp2(x * LOG2E)
 
 
 @triton.jit
@@ -62,6 +77,19 @@ def two_sum(a, b):
 
 
 @triton.jit
+def aligned_row(ptr, offset, width):
+    """Where a row's 16-byte units begin and end, all in elements.
+
+    A pointer to the first unit, the row's place behind it, and the end of the last unit.
+    """
+    UNIT: tl.constexpr = 128 // ptr.dtype.element_ty.primitive_bitwidth
+    begin = ptr + offset
+    shift = ((begin.to(tl.int64) % 16) // (16 // UNIT)).to(tl.int32)
+    end = (shift + width + UNIT - 1) // UNIT * UNIT
+    return tl.multiple_of(begin - shift, 16), shift, tl.multiple_of(end, UNIT)
+
+
+@triton.jit
 def statistics_kernel(
     raw_ptr,  # [n, V]
     row_stride,
@@ -81,37 +109,42 @@ def statistics_kernel(
     WANT_SUM: tl.constexpr,
     WANT_MEAN: tl.constexpr,
     WANT_PREDICTION: tl.constexpr,
-    BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LANES: tl.constexpr,
 ):
     EXACT: tl.constexpr = raw_ptr.dtype.element_ty == tl.float32
     row = tl.program_id(0).to(tl.int64)
-    raw_ptr += row * row_stride
-    lanes = tl.arange(0, BLOCK)
-    m = tl.full([BLOCK], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    weighted = tl.zeros([BLOCK], tl.float32)
-    moment = tl.zeros([BLOCK], tl.float32)
-    best = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, vocab, BLOCK):
-        columns = start + lanes
-        inside = columns < vocab
-        raw = tl.load(raw_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    first_ptr, shift, end = aligned_row(raw_ptr, row * row_stride, vocab)
+    lanes = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    m = tl.full([LANES], float("-inf"), tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    weighted = tl.zeros([LANES], tl.float32)
+    moment = tl.zeros([LANES], tl.float32)
+    best = tl.zeros([LANES], tl.int32)
+    for start in range(0, end, DEPTH * LANES):
+        places = start + lanes
+        columns = places - shift
+        inside = (columns >= 0) & (columns < vocab)
+        raw = tl.load(first_ptr + places, mask=places < end, other=0.0).to(tl.float32)
         z = scaled(raw, scale, softcap, HAS_SOFTCAP, EXACT)
         if WANT_SUM:
             w = 1.0
             if HAS_CLASS_WEIGHT:
                 w = tl.load(class_weight_ptr + columns, mask=inside, other=0.0)
-            weighted += tl.where(inside, z * w, 0.0)
-        z = tl.where(inside, z, float("-inf"))
+            weighted += tl.sum(tl.where(inside, z * w, 0.0), axis=0)
+        if (start < shift) | (start + DEPTH * LANES > shift + vocab):
+            z = tl.where(inside, z, float("-inf"))
+        largest = tl.max(z, axis=0)
         if WANT_PREDICTION:
-            best = tl.where(z > m, columns, best)
-        new_m = tl.maximum(m, z, propagate_nan=tl.PropagateNan.ALL)
+            first = tl.min(tl.where(z == largest[None, :], columns, 2147483647), axis=0)
+            best = tl.where(largest > m, first, best)
+        new_m = tl.maximum(m, largest, propagate_nan=tl.PropagateNan.ALL)
         reference = finite_or_zero(new_m)
-        decay = tl.exp(m - reference)
-        e = tl.exp(z - reference)
-        total = total * decay + e
+        decay = exp(m - reference)
+        e = exp(z - reference[None, :])
+        total = total * decay + tl.sum(e, axis=0)
         if WANT_MEAN:
-            moment = moment * decay + tl.where(e == 0, 0.0, e * z)
+            moment = moment * decay + tl.sum(tl.where(e == 0, 0.0, e * z), axis=0)
         m = new_m
     row_m = tl.max(m, axis=0)
     share = tl.exp(m - finite_or_zero(row_m))
@@ -128,7 +161,7 @@ def statistics_kernel(
         tl.store(prediction_ptr + row, first.to(tl.int64))
     target = tl.load(target_ptr + row)
     known = (target >= 0) & (target < vocab)
-    picked = tl.load(raw_ptr + tl.where(known, target, 0)).to(tl.float32)
+    picked = tl.load(raw_ptr + row * row_stride + tl.where(known, target, 0)).to(tl.float32)
     picked = scaled(picked, scale, softcap, HAS_SOFTCAP, EXACT)
     tl.store(target_logit_ptr + row, tl.where(known, picked, float("nan")))
 
@@ -197,47 +230,6 @@ def merge_kernel(
 
 
 @triton.jit
-def gradient_of(
-    raw,  # float32 raw logits
-    columns,  # global column of each
-    lse,
-    target,
-    a,
-    b,
-    c,
-    e,
-    class_weight_ptr,
-    inside,
-    scale,
-    softcap,
-    HAS_SOFTCAP: tl.constexpr,
-    HAS_C: tl.constexpr,
-    HAS_E: tl.constexpr,
-    HAS_CLASS_WEIGHT: tl.constexpr,
-    EXACT: tl.constexpr,
-):
-    """G·dz/da = (p·(A + C·z) - B·[c = y] - E·w_c)·dz/da; rows with no coefficient give 0."""
-    z = scaled(raw, scale, softcap, HAS_SOFTCAP, EXACT)
-    weight = a
-    active = (a != 0) | (b != 0)
-    if HAS_C:
-        weight = a + c * tl.where(z == float("-inf"), 0.0, z)
-        active = active | (c != 0)
-    subtracted = tl.where(columns == target, b, 0.0)
-    if HAS_E:  # B + E is rounded as A is, so that they cancel where p is 1
-        active = active | (e != 0)
-        if HAS_CLASS_WEIGHT:
-            subtracted += e * tl.load(class_weight_ptr + columns, mask=inside, other=0.0)
-        else:
-            subtracted += e
-    gradient = (tl.exp(z - lse) * weight - subtracted) * scale
-    if HAS_SOFTCAP:
-        ratio = z / softcap
-        gradient *= 1.0 - ratio * ratio
-    return tl.where(active, gradient, 0.0)
-
-
-@triton.jit
 def gradient_kernel(
     raw_ptr,  # [n, v]
     row_stride,
@@ -259,40 +251,61 @@ def gradient_kernel(
     HAS_C: tl.constexpr,
     HAS_E: tl.constexpr,
     HAS_CLASS_WEIGHT: tl.constexpr,
+    ALIKE: tl.constexpr,  # raw and out begin in the same place of a 16-byte unit, in every row
     BLOCK: tl.constexpr,
 ):
     EXACT: tl.constexpr = raw_ptr.dtype.element_ty == tl.float32
+    UNIT: tl.constexpr = 128 // raw_ptr.dtype.element_ty.primitive_bitwidth
     row = tl.program_id(0).to(tl.int64)
-    local = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = local < width
-    raw = tl.load(raw_ptr + row * row_stride + local, mask=inside, other=0.0).to(tl.float32)
-    c = 0.0
-    e = 0.0
+    first_ptr, shift, end = aligned_row(raw_ptr, row * row_stride, width)
+    begin = tl.program_id(1) * BLOCK
+    places = begin + tl.arange(0, BLOCK)
+    local = places - shift
+    inside = (local >= 0) & (local < width)
+    raw = tl.load(first_ptr + places, mask=places < end, other=0.0).to(tl.float32)
+    target = tl.load(target_ptr + row)
+    a = tl.load(a_ptr + row)
+    b = tl.load(b_ptr + row)
+    active = (a != 0) | (b != 0)
     if HAS_C:
         c = tl.load(c_ptr + row)
+        active = active | (c != 0)
     if HAS_E:
         e = tl.load(e_ptr + row)
-    target = tl.load(target_ptr + row)
-    b = tl.load(b_ptr + row)
-    unknown = ((target < 0) | (target >= vocab)) & (b != 0)
-    gradient = gradient_of(
-        raw,
-        first_column + local,
-        tl.where(unknown, float("nan"), tl.load(lse_ptr + row)),
-        target,
-        tl.load(a_ptr + row),
-        b,
-        c,
-        e,
-        class_weight_ptr,
-        inside,
-        scale,
-        softcap,
-        HAS_SOFTCAP,
-        HAS_C,
-        HAS_E,
-        HAS_CLASS_WEIGHT,
-        EXACT,
-    )
-    places = out_ptr + row * out_stride + local
-    tl.store(places, gradient.to(out_ptr.dtype.element_ty), mask=inside)
+        active = active | (e != 0)
+    gradient = tl.zeros([BLOCK], tl.float32)
+    if active:
+        z = scaled(raw, scale, softcap, HAS_SOFTCAP, EXACT)
+        unknown = ((target < 0) | (target >= vocab)) & (b != 0)
+        lse = tl.where(unknown, float("nan"), tl.load(lse_ptr + row))
+        weight = a
+        if HAS_C:
+            weight = a + c * tl.where(z == float("-inf"), 0.0, z)
+        gradient = exp(z - lse) * weight
+        if HAS_E:  # B + E is rounded as A is, so that they cancel where p is 1
+            subtracted = tl.where(first_column + local == target, b, 0.0)
+            if HAS_CLASS_WEIGHT:
+                columns = first_column + local
+                subtracted += e * tl.load(class_weight_ptr + columns, mask=inside, other=0.0)
+            else:
+                subtracted += e
+            gradient -= subtracted
+        else:
+            place = target - first_column + shift
+            if (place >= begin) & (place < begin + BLOCK):
+                gradient = tl.where(places == place, gradient - b, gradient)
+        gradient *= scale
+        if HAS_SOFTCAP:
+            ratio = z / softcap
+            gradient *= 1.0 - ratio * ratio
+    gradient = gradient.to(out_ptr.dtype.element_ty)
+    out_ptr += row * out_stride
+    if ALIKE:
+        first_whole = tl.multiple_of((shift + UNIT - 1) // UNIT * UNIT, UNIT)
+        last_whole = tl.multiple_of((shift + width) // UNIT * UNIT, UNIT)
+        whole = (places >= first_whole) & (places < last_whole)
+        tl.store(tl.multiple_of(out_ptr - shift, 16) + places, gradient, mask=whole)
+        if (begin < first_whole) | (begin + BLOCK > last_whole):
+            tl.store(out_ptr + local, gradient, mask=inside & (whole == 0))
+    else:
+        tl.store(out_ptr + local, gradient, mask=inside)

@@ -20,6 +20,7 @@ SHAPES = {
     "dW holds some": (3000, 256, 5000),
     "dW holds nearly all": (500, 1024, 5001),
     "dW holds nothing": (1000, 64, 3000),
+    "its residuals end anywhere": (1500, 264, 5001),
 }
 
 

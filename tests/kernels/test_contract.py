@@ -3,7 +3,7 @@
 import pytest
 import torch
 from exactness import assert_as_exact
-from loss_cases import FEATURES, compare, make, run
+from loss_cases import FEATURES, compare, expect, hold, make, run
 
 from flce_tune.kernels import reference
 from flce_tune.kernels.config import Config
@@ -98,7 +98,17 @@ def test_a_single_token_without_a_leading_dimension():
 @pytest.mark.parametrize("vocab", [1, 2, 3])
 @pytest.mark.parametrize("hidden", [1, 3])
 def test_tiny_sizes(config, vocab, hidden):
-    compare(make(33, hidden, vocab, torch.float32, ("bias",)), torch.float32, config=config)
+    """Of 16 draws together: the errors of one draw's two or three elements are a matter of luck."""
+    found = []
+    for seed in range(16):
+        case = make(33, hidden, vocab, torch.float32, ("bias",), seed=seed)
+        ours = run(linear_cross_entropy, case, config=config)
+        found.append((ours, *expect(case, torch.float32)))
+    pooled = [
+        {name: torch.stack([result[name] for result in results]) for name in results[0]}
+        for results in zip(*found, strict=True)
+    ]
+    hold(*pooled, torch.float32)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

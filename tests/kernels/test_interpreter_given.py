@@ -25,7 +25,7 @@ FEATURES = ("softcap", "label_smoothing", "z_loss", "class_weight", "token_weigh
 @pytest.fixture(params=[64, 4096], ids=["blocks of 64", "one block"])
 def kernels(request, monkeypatch):
     """The op computes with Triton kernels."""
-    monkeypatch.setattr(triton_backend, "STATISTICS_BLOCK", request.param)
+    monkeypatch.setattr(triton_backend, "STATISTICS_LANES", request.param)
     monkeypatch.setattr(triton_backend, "GRADIENT_BLOCK", request.param)
     monkeypatch.setattr(given_rows, "backend_of", lambda tensor: triton_backend)
     monkeypatch.setattr(given_rows, "has_kernels", lambda tensor: True)
@@ -61,8 +61,9 @@ def test_rows_of_any_stride_and_alignment(first):
     wide = torch.nn.functional.pad(leaf, (first, 6), value=7.0)
     loss_ = cross_entropy(wide[:, first:-6], case.target, in_place=True)
     loss_.backward()
-    assert torch.equal(loss_, expected["loss"])
-    assert torch.equal(leaf.grad, expected["logits"])
+    # Which lane adds which logit depends on where the row begins.
+    assert torch.allclose(loss_, expected["loss"], rtol=1e-6)
+    assert torch.allclose(leaf.grad, expected["logits"], rtol=1e-6, atol=1e-9)
     assert bool((wide[:, :first] == 7).all() & (wide[:, -6:] == 7).all())
     assert torch.equal(wide[:, first:-6].detach(), expected["logits"])
 

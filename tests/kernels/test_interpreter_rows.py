@@ -57,10 +57,10 @@ def stored_logits(inputs):
     return raw
 
 
-@pytest.fixture(params=[64, 4096], ids=["blocks of 64", "one block"])
+@pytest.fixture(params=[16, 4096], ids=["blocks of 16", "one block"])
 def block(request, monkeypatch):
     """Columns per step of the row kernels."""
-    monkeypatch.setattr(triton_backend, "STATISTICS_BLOCK", request.param)
+    monkeypatch.setattr(triton_backend, "STATISTICS_LANES", request.param)
     monkeypatch.setattr(triton_backend, "GRADIENT_BLOCK", request.param)
 
 
@@ -107,6 +107,34 @@ def test_statistics_and_gradient_of_stored_logits(dtype, spec, features):
             part = parts[:, columns]
             triton_backend.gradient(part, inputs, plain, given, spec, part, columns.start)
         assert torch.equal(parts.nan_to_num(7.0), ours.nan_to_num(7.0))
+
+
+@pytest.mark.usefixtures("block")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("first", "stride"), [(0, V), (1, V + 3), (3, V + 16), (6, V)], ids=str)
+def test_rows_may_begin_anywhere(dtype, first, stride):
+    """The same bits as aligned rows; what lies between the rows is neither used nor written."""
+    inputs = prepared(dtype, ("ignored", "class_weight"))
+    spec = SPECS["plain"]
+    raw = stored_logits(inputs)
+    aligned = torch.full((N, V + 10), float("nan"), dtype=dtype)[:, :V].copy_(raw)
+    flat = torch.full((first + N * stride + 8,), float("nan"), dtype=dtype)
+    anywhere = flat[first:].as_strided((N, V), (stride, 1)).copy_(raw)
+    right, got = (
+        triton_backend.statistics(r, inputs, spec, EVERYTHING) for r in (aligned, anywhere)
+    )
+    assert torch.allclose(got.lse, right.lse, rtol=1e-6)
+    assert torch.equal(got.target_logit.nan_to_num(7.0), right.target_logit.nan_to_num(7.0))
+    assert torch.equal(got.prediction, right.prediction)
+    given = losses.coefficients(inputs, right, torch.ones(N), spec)
+    elsewhere = torch.full_like(raw, float("nan"))
+    triton_backend.gradient(anywhere, inputs, right, given, spec, out=elsewhere)
+    triton_backend.gradient(anywhere, inputs, right, given, spec, out=anywhere)
+    triton_backend.gradient(aligned, inputs, right, given, spec, out=aligned)
+    for out in (anywhere, elsewhere):
+        assert torch.equal(out.nan_to_num(7.0), aligned.nan_to_num(7.0))
+    anywhere.fill_(float("nan"))
+    assert flat.isnan().all()
 
 
 @pytest.mark.usefixtures("block")

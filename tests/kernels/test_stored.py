@@ -9,6 +9,7 @@ from loss_cases import compare, make
 from flce_tune.errors import InvalidConfigError
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config, Tile
+from flce_tune.kernels.limits import ALIGNMENT
 from flce_tune.kernels.numerators import padded
 from flce_tune.kernels.op import linear_cross_entropy
 from flce_tune.kernels.problem import Device, Problem
@@ -98,13 +99,13 @@ def test_a_refused_option_says_so():
 
 
 @pytest.mark.parametrize("first", [0, 3])
-@pytest.mark.parametrize("per_column", [16, 64, 300])
+@pytest.mark.parametrize("per_column", [12, 16, 64, 300])
 def test_no_group_is_overwritten_before_it_is_read(per_column, first):
     """The layout, element by element: what each group writes and what is still to be read."""
-    rows, slab, vocab = 60, 8, 1000
+    rows, slab, vocab = 60, 8, 1001
     count = stored.capacity(rows, per_column, vocab, first, slab)
     assert count > 0 or per_column * (vocab - first) < padded(rows) * slab * 2
-    home = stored.Home(torch.arange(vocab * per_column), vocab)
+    home = stored.Home.of(torch.arange(vocab * per_column).view(vocab, -1), torch.arange(0))
     if count == 0:
         return
     blocks = home.blocks(rows, first, slab, count)
@@ -117,9 +118,17 @@ def test_no_group_is_overwritten_before_it_is_read(per_column, first):
         assert written <= unread
 
 
+def test_blocks_begin_where_tiles_can_read_them():
+    """24 bytes a row of split24's 8 bits, 1003 rows: not a multiple of 16."""
+    home = stored.Home.of(torch.empty(1003, 24, dtype=torch.uint8), torch.empty(0).bfloat16())
+    blocks = home.blocks(16, 0, 16, stored.capacity(16, 12, 1003, 0, 16))
+    assert blocks.data.data_ptr() % ALIGNMENT == 0
+
+
 def test_one_more_block_would_be_overwritten():
     rows, slab, vocab = 512, 16, 2000
     for per_column, first in itertools.product((64, 256, 512, 4096), (0, 32)):
+        assert vocab * per_column % stored.UNIT == 0
         count = stored.capacity(rows, per_column, vocab, first, slab) + 1
         begin = [vocab * per_column - (count - j) * slab * rows for j in range(count)]
         written = [(first + (j + 1) * slab) * per_column for j in range(count)]
