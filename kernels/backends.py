@@ -127,14 +127,32 @@ def part_size(total: int, largest: int, multiple: int = 1) -> int:
     return first
 
 
-def logits_buffer(rows: int, columns: int, like: Tensor) -> Tensor:
+def logits_buffer(rows: int, columns: int, like: Tensor, *, packed: bool = False) -> Tensor:
     """Uninitialised [rows, columns] whose row stride is a multiple of 128 bytes on a GPU.
 
     The padding of the stride, not of the vocabulary, keeps ragged vocabularies fast: every row
     starts aligned and the padding is never read. On a CPU there is none: with AMX, torch 2.13's
-    bfloat16 product multiplies what follows a row by zero, and a NaN there spoils the sum.
+    bfloat16 product multiplies what follows a row by zero, and a NaN there spoils the sum. Nor is
+    there in a packed buffer; see ``must_be_packed``.
     """
-    unit = 1 if like.device.type == "cpu" else 128 // like.element_size()
+    packed = packed or like.device.type == "cpu"
+    unit = 1 if packed else 128 // like.element_size()
     stride = -(-columns // unit) * unit
     buffer: Tensor = like.new_empty(rows, stride)
     return buffer[:, :columns]
+
+
+def must_be_packed(bias: Tensor | None, tile: Tile | None) -> bool:
+    """Whether logits are to be stored without gaps: those of a library that adds a bias.
+
+    cuBLAS adds it before rounding only if the result is contiguous, as plain torch's is; else
+    PyTorch rounds the product, adds, and rounds again (1.4 times the error, measured on an H200).
+    """
+    return bias is not None and tile is None
+
+
+def part_of(buffer: Tensor, rows: int, columns: int, *, packed: bool) -> Tensor:
+    """[rows, columns] of a buffer, again without gaps if it must be packed."""
+    if packed:
+        return buffer.view(-1)[: rows * columns].view(rows, columns)
+    return buffer[:rows, :columns]

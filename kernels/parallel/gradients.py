@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels import strategies
-from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer
+from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer, must_be_packed
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.parallel.choice import ONE_PASS
 from flce_tune.kernels.parallel.hidden import GradientSum
@@ -42,7 +42,8 @@ def train(
         return merged, backward(job, inputs, stats, given, wanted, config)
     n = len(inputs.x)
     bounds = list(even_parts(n, min(config.chunk or n, n), CHUNK_MULTIPLE))
-    buffer = logits_buffer(bounds[0].stop, inputs.vocab, inputs.x)
+    packed = must_be_packed(inputs.bias, config.logits)
+    buffer = logits_buffer(bounds[0].stop, inputs.vocab, inputs.x, packed=packed)
     totals = _Totals(job, inputs, wanted, config, len(bounds))
     parts = []
     for rows in bounds:

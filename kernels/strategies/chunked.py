@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from flce_tune.kernels import loss as losses
-from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer, part_size
+from flce_tune.kernels.backends import (
+    backend_of,
+    even_parts,
+    logits_buffer,
+    must_be_packed,
+    part_size,
+)
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.products import Sum, multiply
@@ -145,7 +151,8 @@ class Chunked:
         chunk = self._chunk(config, n)
         bounds = list(even_parts(n, chunk))
         dtype = common.gradient_dtype(inputs.x.dtype)
-        buffer = logits_buffer(chunk, vocab, inputs.x)
+        packed = must_be_packed(inputs.bias, config.logits)
+        buffer = logits_buffer(chunk, vocab, inputs.x, packed=packed)
         dx = inputs.x.new_empty(n, hidden, dtype=dtype) if wanted.dx else None
         dw = db = None
         if wanted.dw:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer
+from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer, must_be_packed
 from flce_tune.kernels.config import Accumulator, Config, Tile
 from flce_tune.kernels.limits import TENSOR_CORE_DTYPES, reject_tile
 from flce_tune.kernels.problem import Device, Problem
@@ -208,7 +208,8 @@ def evaluate(
     n, vocab = len(inputs.x), inputs.weight.shape[0]
     buffer = None
     if config.logits is None:
-        buffer = logits_buffer(rows_per_step, vocab, inputs.x)
+        packed = must_be_packed(inputs.bias, config.logits)
+        buffer = logits_buffer(rows_per_step, vocab, inputs.x, packed=packed)
     parts = []
     for rows in even_parts(n, rows_per_step):
         out = None if buffer is None else buffer[: rows.stop - rows.start]

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from flce_tune.kernels import loss as losses
-from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer, part_size
+from flce_tune.kernels.backends import (
+    backend_of,
+    even_parts,
+    logits_buffer,
+    must_be_packed,
+    part_of,
+    part_size,
+)
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.products import Sum, multiply
@@ -157,7 +164,8 @@ class Recompute:
         (n, hidden), vocab = x.shape, weight.shape[0]
         bounds = self._slabs(inputs, config)
         dtype = common.gradient_dtype(x.dtype)
-        buffer = logits_buffer(n, bounds[0].stop, x)
+        packed = must_be_packed(inputs.bias, config.logits)
+        buffer = logits_buffer(n, bounds[0].stop, x, packed=packed)
         dw = weight.new_empty(vocab, hidden, dtype=dtype) if wanted.dw else None
         db = torch.empty(vocab, dtype=dtype, device=x.device) if wanted.db else None
         dx = None
@@ -175,7 +183,7 @@ class Recompute:
             for rows in blocks
         ]
         for columns in bounds:
-            g = buffer[:, : columns.stop - columns.start]
+            g = part_of(buffer, n, columns.stop - columns.start, packed=packed)
             for rows, part, stats, given in parts:
                 backend_of(x).slab_gradient(
                     part, columns, stats, given, loss, g[rows], config.logits

@@ -15,7 +15,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer
+from flce_tune.kernels.backends import (
+    backend_of,
+    even_parts,
+    logits_buffer,
+    must_be_packed,
+    part_of,
+)
 from flce_tune.kernels.loss import scaled_logits
 from flce_tune.kernels.strategies import common
 from flce_tune.kernels.torch_backend import joined_lse
@@ -38,7 +44,8 @@ def evaluate(
     slabs: Sequence[slice],  # of the vocabulary, the first the widest
 ) -> Statistics:
     """Row statistics; one block of logits is held at a time."""
-    buffer = logits_buffer(blocks[0].stop, slabs[0].stop, inputs.x)
+    packed = must_be_packed(inputs.bias, None)
+    buffer = logits_buffer(blocks[0].stop, slabs[0].stop, inputs.x, packed=packed)
     return common.concatenate(
         [_of_rows(inputs.rows(rows), loss, wanted, slabs, buffer) for rows in blocks]
     )
@@ -51,7 +58,10 @@ def _of_rows(
     parts: list[Statistics] = []
     predictions: list[tuple[Tensor, Tensor]] = []
     for columns in slabs:
-        raw = buffer[: len(inputs.x), : columns.stop - columns.start]
+        raw = part_of(
+            buffer, len(inputs.x), columns.stop - columns.start,
+            packed=must_be_packed(inputs.bias, None),
+        )  # fmt: skip
         slab = replace(inputs.columns(columns), target=inputs.target - columns.start)
         part = backend.logits(slab, loss, wanted, raw, None)
         if part.prediction is not None:

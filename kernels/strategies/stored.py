@@ -212,10 +212,13 @@ def add_bias_gradient(
     target: Tensor,  # [n]
     found: Factors | None,  # None: the blocks hold G
 ) -> None:
-    """Add Eᵀ·f, labels included, or Gᵀ·1, to the bias's gradient."""
+    """Add Eᵀ·f and the labels' entries, which no E rounds, or Gᵀ·1, to the bias's gradient."""
     for some in blocks:
         if found is not None:
-            primitives_of(some.data).set_labels(some, target, label_numerators(found))
+            primitives_of(some.data).set_labels(some, target, torch.zeros_like(found.label))
+            inside = (target >= some.columns.start) & (target < some.columns.stop)
+            label = torch.where(inside, found.label, 0.0)
+            db.index_put_((torch.where(inside, target, 0),), label, accumulate=True)
         for columns, e in some.parts():
             db[columns] += _weighted_sum(e, None if found is None else found.row, db.dtype)
 
