@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import random
 import statistics
 import sys
 import tempfile
@@ -46,6 +47,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--ranks", type=int, default=2)
     add("--rounds", type=int, default=15)
     add("--time-budget", type=float, default=100.0, help="seconds; less of it, fewer rounds")
+    add("--only", action="append", help="ways whose name contains this, beside one GPU; repeatable")
     add("--cpu", action="store_true", help="gloo on the CPU, to try it without GPUs")
     add("--table", type=Path, help="print the table of a JSON file, and nothing else")
     add("--out", type=Path, default=Path("parallel.json"))
@@ -74,6 +76,8 @@ def work(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
         ways["split: linear_cross_entropy, group without a CPU backend"] = lambda: (
             linear_cross_entropy(part.x, part.weight, part.target, process_group=alone)
         )
+    if arguments.only:
+        ways = {n: s for n, s in ways.items() if n == WHOLE or any(o in n for o in arguments.only)}
     rows = {name: first_run(part, name, step, device) for name, step in ways.items()}
     failed = [name for name, row in rows.items() if "failed" in row]
     for name in failed:
@@ -83,8 +87,8 @@ def work(rank: int, arguments: argparse.Namespace, rendezvous: str) -> None:
         rows[name]["spread_ms"] = half_quartile_range(samples)
         rows[name]["rounds"] = len(samples)
     n, d, v = arguments.shape.tokens, arguments.shape.hidden, arguments.shape.vocab
-    problem = Problem(n, d, v // arguments.ranks)
-    rows[SPLIT]["config"] = str(choose(problem, describe_device(device), None))
+    config = choose(Problem(n, d, v // arguments.ranks), describe_device(device), None)
+    rows.get(SPLIT, {})["config"] = str(config)
     write = functools.partial(save, arguments, rank, device, rows)
     write()
     for name in ways:
@@ -160,10 +164,11 @@ def race(
     part: Part, ways: dict[str, Step], rounds: int, end: float, device: torch.device
 ) -> dict[str, list[float]]:
     """Milliseconds of each way and round, the slowest rank's."""
-    watch = Stopwatch(device)
+    watch = Stopwatch(device, products=40)  # the ranks agree on the host before each call
     samples: dict[str, list[float]] = {name: [] for name in ways}
+    order = random.Random(0)  # the same on every rank
     for _ in range(rounds):
-        for name, step in ways.items():
+        for name, step in order.sample(list(ways.items()), len(ways)):
             dist.barrier()
             measured = torch.tensor([watch.time(lambda step=step: one(part, step))], device=device)
             dist.all_reduce(measured, op=dist.ReduceOp.MAX)
@@ -179,25 +184,27 @@ def table(document: dict[str, Any]) -> str:
     """For a terminal or a page."""
     rows = {row["name"]: row for row in document["rows"]}
     alone = rows.get(WHOLE, {}).get("ms")
+    config = rows.get(SPLIT, {}).get("config")
     lines = [
-        f"{document['shape']}, {document['ranks']} ranks, config {rows[SPLIT].get('config')}",
+        f"{document['shape']}, {document['ranks']} ranks, config {config}",
         "",
         "| | ms | times one GPU | GiB per rank above x and its rows | collectives, ms (exposed) |"
-        " loss |",
-        "|---|---|---|---|---|---|",
+        " idle, ms | host, ms | loss |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
         if "failed" in row:
-            lines.append(f"| {name} | failed: {row['failed']} | | | | |")
+            lines.append(f"| {name} | failed: {row['failed']} | | | | | | |")
             continue
         faster = f"{alone / row['ms']:.3f}" if alone else ""
         memory = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / GIB:.2f}"
-        sent = ""
+        sent = idle = ""
         if "collective_ms" in row:
             sent = f"{row['collective_ms']:.2f} ({row['exposed_ms']:.2f})"
+            idle = f"{row['idle_ms']:.2f}"
         lines.append(
             f"| {name} | {row['ms']:.2f} ± {row['spread_ms']:.2f} | {faster} | {memory} | {sent} | "
-            f"{row['loss']:.4f} |"
+            f"{idle} | {row['forward_host_ms']:.1f} | {row['loss']:.4f} |"
         )
     return "\n".join(lines)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,8 @@ from cases import Shape
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from flce_tune import Config, cross_entropy, linear_cross_entropy
+from flce_tune import Config, Tile, cross_entropy, linear_cross_entropy
+from flce_tune.kernels.parallel import collectives
 
 Step = Callable[[], Tensor]
 
@@ -85,14 +87,66 @@ def steps(part: Part) -> Iterator[tuple[str, Step]]:
         return lambda: linear_cross_entropy(part.x, part.weight, part.target, **keep, **options)
 
     yield SPLIT, fused()
-    yield "split: linear_cross_entropy, full", fused(config=Config("full"))
+    for name, config in configs(part).items():
+        yield f"split: {name}", fused(config=config)
     yield "split: linear_cross_entropy, weight_dtype", fused(accumulate="weight_dtype")
     yield "split: linear_cross_entropy, 512 MiB", fused(workspace_limit=512 << 20)
+    yield (
+        "split: full, dX beside dW on NCCL's own stream",
+        other_stream(fused(config=configs(part)["full"])),
+    )
     yield (
         "split logits: cross_entropy, in place",
         lambda: cross_entropy(head(part), part.target, in_place=True, **keep),
     )
     yield megatron(part)
+    # What the split could reach: each GPU computes its rows as if they were the whole vocabulary.
+    own = part.target % len(part.weight)
+    for name in ("full", "full, dW tile", "factored 8448"):
+        config = configs(part)[name]
+        yield f"no exchange: {name}", alone(part, own, config)
+
+
+LOGITS = Tile(128, 256, 64, num_warps=8, num_stages=3, group=8)
+DX = Tile(128, 64, 256, num_warps=8, num_stages=3, group=8)
+DW = Tile(64, 128, 256, num_warps=8, num_stages=3, group=8)
+FULL = Config("full", logits=LOGITS)
+
+
+def configs(part: Part) -> dict[str, Config]:
+    """What a rank may run; on a CPU without tiles."""
+    n = part.x.shape[0]
+    tiles: dict[str, Tile] = {"logits": LOGITS, "dx": DX, "dw": DW}
+    named = {
+        "full": FULL,
+        "full, dW tile": Config("full", logits=LOGITS, dw=DW),
+        "factored 8448": Config("factored", chunk=n, slab=8448, **tiles),
+        "factored 4096": Config("factored", chunk=n, slab=4096, **tiles),
+        "factored, two chunks": Config("factored", chunk=n // 4, slab=4096, **tiles),
+        "overlay 8448": Config("overlay", slab=8448, **tiles),
+        "chunked 2048, dW tile": Config("chunked", chunk=2048, logits=LOGITS, dw=DW),
+    }
+    if part.x.device.type == "cuda":
+        return named
+    return {name: replace(config, logits=None, dx=None, dw=None) for name, config in named.items()}
+
+
+def alone(part: Part, target: Tensor, config: Config) -> Step:
+    """A rank's rows by themselves, without a group."""
+    return lambda: linear_cross_entropy(part.x, part.weight, target, config=config)
+
+
+def other_stream(step: Step) -> Step:
+    """With collectives where ``async_op=True`` puts them, behind the product launched next."""
+
+    def start(device: torch.device, collective: Callable[[bool], Any]) -> Any:
+        return collective(True).wait
+
+    def patched() -> Tensor:
+        with mock.patch.object(collectives, "_aside", start):
+            return step()
+
+    return patched
 
 
 def megatron(part: Part) -> tuple[str, Step]:

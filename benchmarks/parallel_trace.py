@@ -10,29 +10,51 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 STEPS = 3
+LONG = 30.0
+"""Microseconds from which on a kernel is named in the timeline."""
 
 Interval = tuple[float, float]
 
 
 def collective_times(step: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """Milliseconds a step spends in NCCL kernels, and those during which nothing else runs."""
+    """Milliseconds a step spends in NCCL kernels, during which of them nothing else runs, and idle.
+
+    The last step's long kernels are listed; NCCL's include the wait for the other ranks.
+    """
     torch.cuda.synchronize(device)
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         for _ in range(STEPS):
             step()
         torch.cuda.synchronize(device)
-    sent, computed = [], []
-    for event in trace.events() or []:
-        if event.device_type != DeviceType.CUDA:
-            continue
-        span = (event.time_range.start, event.time_range.end)
-        (sent if "nccl" in event.name.lower() else computed).append(span)
-    busy = united(sent)
-    exposed = _length(busy) - _length(_common(busy, united(computed)))
+    kernels = sorted(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in trace.events() or []
+        if event.device_type == DeviceType.CUDA
+    )
+    sent = united((start, end) for start, end, name in kernels if "nccl" in name.lower())
+    computed = united((start, end) for start, end, name in kernels if "nccl" not in name.lower())
+    hidden = _length(_common(sent, computed))
     return {
-        "collective_ms": _length(busy) / STEPS / 1e3,
-        "exposed_ms": exposed / STEPS / 1e3,
+        "collective_ms": _length(sent) / STEPS / 1e3,
+        "exposed_ms": (_length(sent) - hidden) / STEPS / 1e3,
+        "idle_ms": _idle(kernels) / STEPS / 1e3,
+        "last_step": _timeline(kernels[-(len(kernels) // STEPS) :]),
     }
+
+
+def _idle(kernels: list[tuple[float, float, str]]) -> float:
+    """Time between the first kernel and the last in which none runs."""
+    busy = united((start, end) for start, end, _ in kernels)
+    return busy[-1][1] - busy[0][0] - _length(busy) if busy else 0.0
+
+
+def _timeline(kernels: list[tuple[float, float, str]]) -> list[str]:
+    """``start + duration name`` in microseconds, of the kernels that take long or communicate."""
+    return [
+        f"{start - kernels[0][0]:.0f} + {end - start:.0f} {name[:60]}"
+        for start, end, name in kernels
+        if end - start >= LONG or "nccl" in name.lower()
+    ]
 
 
 def united(spans: Iterable[Interval]) -> list[Interval]:

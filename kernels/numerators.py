@@ -159,8 +159,8 @@ class Entries:
 
 def factors(
     inputs: Inputs,
-    total: Tensor,  # [n] Σ_c 2^(t - R)
-    statistics: Statistics,
+    total: Tensor,  # [n] Σ_c 2^(t - R), over the whole vocabulary
+    statistics: Statistics,  # likewise
     given: Coefficients,
     loss: LossSpec,
 ) -> Factors:
@@ -175,6 +175,18 @@ def factors(
         row=torch.where(a == 0, 0.0, scale * a / total).masked_fill(unknown, torch.nan),
         label=torch.where(known & (given.b != 0), scale * (p * given.a - given.b), 0.0),
     )
+
+
+def total_of_all(
+    total: Tensor,  # [n] Σ_c 2^(t - R) of this rank's columns
+    local: Statistics,  # of the same
+    merged: Statistics,  # of the whole vocabulary
+) -> Tensor:  # [n]
+    """The sum over all ranks' columns in units of this rank's R; infinite where it has no share."""
+    if merged is local:
+        return total
+    share = torch.exp((local.lse - merged.lse) + (local.lse_low - merged.lse_low))
+    return torch.where(share == 0, torch.inf, total / share)
 
 
 def label_numerators(factors: Factors) -> Tensor:  # [n]

@@ -72,6 +72,14 @@ class Problem:
         return gemms * self.tokens * self.hidden * self.vocab
 
 
+def sizes(
+    x: torch.Tensor,  # [N, D]
+    vocab: int,
+) -> Problem:
+    """What decides how a training problem is cut: N, D, V and the dtype."""
+    return Problem(x.shape[0], x.shape[1], vocab, DTYPE_NAMES[x.dtype])
+
+
 def token_bucket(tokens: int) -> int:
     """Round a token count up to the next 2^k or 3·2^(k-1)."""
     if tokens <= 2:

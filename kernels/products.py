@@ -35,8 +35,8 @@ def multiply(
 class Sum:
     """Σ of products, exact to the rounding of its accumulator, with one rounding at the end.
 
-    Workspace: nothing for one part or ``weight_dtype``; else 4 (``fp32``) or 1 (``split24``)
-    bytes an element.
+    Workspace: nothing for one part, ``weight_dtype`` or a wider ``out``, which is its own
+    accumulator; else 4 (``fp32``) or 1 (``split24``) bytes an element.
     """
 
     def __init__(
@@ -48,9 +48,10 @@ class Sum:
         contraction: str,
         *,
         scaled: bool = False,  # some parts have a row factor
+        yielding: bool = False,  # let other kernels in: one program a tile, where there are tiles
     ) -> None:
         self._out, self._parts, self._done = out, parts, 0
-        self._tile, self._contraction = tile, contraction
+        self._tile, self._contraction, self._yielding = tile, contraction, yielding
         self._accumulator: Accumulator = accumulator
         one = parts == 1 and not (scaled and tile is None)  # a library has no epilogue
         if one or out.element_size() != 2:
@@ -75,7 +76,7 @@ class Sum:
 
         launch_product(
             a, b, self._out, self._extra, self._tile, self._contraction, self._accumulator, prior,
-            last,
+            last, self._yielding,
         )  # fmt: skip
 
     def add_blocks(
@@ -153,7 +154,7 @@ class Sum:
         assert self._tile is not None
         launch_block_product(
             blocks, b, self._out[rows], None if self._extra is None else self._extra[rows], factor,
-            entries, self._tile, self._contraction, self._accumulator, prior, last,
+            entries, self._tile, self._contraction, self._accumulator, prior, last, self._yielding,
         )  # fmt: skip
 
 
@@ -166,6 +167,8 @@ def _library_product(a: Tensor, b: Tensor, out: Tensor, *, add: bool) -> None:
         else:
             torch.mm(a, b, out_dtype=out.dtype, out=out)
     elif out.dtype == a.dtype:
+        if a.dtype == torch.bfloat16 and a.stride(0) > a.shape[1] and a.stride(1) == 1:
+            a = a.contiguous()  # with AMX the product reads past a row's end: a NaN there gets in
         out.addmm_(a, b, beta=1.0 if add else 0.0)
     else:
         out.addmm_(a.to(out.dtype), b.to(out.dtype), beta=1.0 if add else 0.0)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from flce_tune.kernels import selection, strategies
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Device, Problem
-
-ONE_PASS = ("chunked", "full")
-"""Strategies that stay 6NDV with a merge between statistics and gradient."""
+from flce_tune.kernels.strategies.base import OnePass
 
 
 def choose(problem: Problem, device: Device, workspace_limit: int | None) -> Config:
@@ -21,7 +19,7 @@ def choose(problem: Problem, device: Device, workspace_limit: int | None) -> Con
     if problem.mode == "eval" or "per_token" in problem.features:
         return chosen
     others = [Config("full", logits=chosen.logits, dw=chosen.dw)]
-    if chosen.strategy in ONE_PASS:
+    if isinstance(strategies.get(chosen.strategy), OnePass):
         limit: int | None = strategies.workspace(chosen, problem)
     else:
         limit = selection.limit(workspace_limit)

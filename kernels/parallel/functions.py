@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels.arguments import launching_on
+from flce_tune.kernels.backends import backend_of
 from flce_tune.kernels.parallel.gradients import backward, no_gradients, train
 from flce_tune.kernels.parallel.job import Job
 from flce_tune.kernels.parallel.merge import nothing
@@ -46,29 +47,21 @@ class ReducedLoss(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         with launching_on(x.device):
             inputs = job.inputs(x, weight, bias)
-            row_weight, total = losses.row_weights(
-                job.labels, job.loss, scalar.token_weight, scalar.divisor, scalar.kind, x.dtype
-            )
-            applied, left = row_weight, None
-            if total is not None:
-                factor = total.reciprocal()
-                if gradient_dtype(x.dtype) == x.dtype:
-                    applied = row_weight * factor.clamp(max=torch.finfo(factor.dtype).max)
-                else:  # 1/N underflows in float16: what is left is applied in backward
-                    left = torch.where((row_weight != 0).any(), factor, 0.0)
+            backend = backend_of(x)
+            weights = backend.row_weights(
+                job.labels, job.loss, scalar.token_weight, scalar.divisor, scalar.kind, x.dtype,
+                later=gradient_dtype(x.dtype) != x.dtype,  # 1/N underflows in float16
+            )  # fmt: skip
             if len(inputs.x) == 0:
                 statistics = nothing(0, x, job.loss, wanted)
                 gradients = no_gradients(x, inputs.weight, wanted)
             else:
                 config = job.choose(inputs, wanted, per_token=False)
-                statistics, gradients = train(job, inputs, applied, wanted, config)
+                statistics, gradients = train(job, inputs, weights.applied, wanted, config)
             gradients = job.padded(gradients, len(weight))
-            rows = losses.row_losses(job.labels, statistics, job.loss)
-            value = (rows * row_weight).sum()
-            if total is not None:
-                value = value / total
+            value, rows = backend.total_loss(job.labels, statistics, job.loss, weights)
         ctx.wanted, ctx.dtype, ctx.grad_weight_out = wanted, x.dtype, job.grad_weight_out
-        ctx.save_for_backward(left, gradients.dx, gradients.dw, gradients.db)
+        ctx.save_for_backward(weights.left, gradients.dx, gradients.dw, gradients.db)
         outputs = per_token(rows, statistics)
         ctx.mark_non_differentiable(*outputs)
         return (value, *outputs)

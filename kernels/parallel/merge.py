@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from flce_tune.errors import RankMismatchError
 from flce_tune.kernels.backends import even_parts
 from flce_tune.kernels.loss import scaled_logits, statistics_dtype
-from flce_tune.kernels.parallel.collectives import gathered
+from flce_tune.kernels.parallel.collectives import gathered, start_gathered
 from flce_tune.kernels.parallel.shard import GlobalLabels, Shard
 from flce_tune.kernels.torch_backend import joined_lse
 from flce_tune.kernels.values import Inputs, LossSpec, Statistics, Wanted
@@ -18,12 +20,21 @@ PICKED_ELEMENTS = 1 << 24
 
 
 def merge(
+    shard: Shard, labels: GlobalLabels, local: Statistics, largest: Tensor | None
+) -> Statistics:
+    """``start_merge``, and wait for it."""
+    return start_merge(shard, labels, local, largest, aside=False)()
+
+
+def start_merge(
     shard: Shard,
     labels: GlobalLabels,
     local: Statistics,  # of this rank's logits
     largest: Tensor | None,  # [n] each row's largest logit; with predictions only
-) -> Statistics:
-    """Statistics over the whole vocabulary, the same on every rank.
+    *,
+    aside: bool,  # other work comes before the merged ones are needed
+) -> Callable[[], Statistics]:
+    """Begin to merge the statistics into those of the whole vocabulary, the same on every rank.
 
     lse = M + log Σ_r exp(lse_r - M), sums add up, the mean logit is weighted by each shard's
     share of the probability, and the prediction is the first of the largest. Rows whose labels
@@ -39,7 +50,25 @@ def merge(
     if local.prediction is not None:
         assert largest is not None
         columns += [largest, _as_float(local.prediction + shard.start, dtype)]
-    parts = gathered(shard.group, torch.stack(columns))
+    mine = torch.stack(columns)
+    if not aside:
+        parts = gathered(shard.group, mine)
+        return lambda: _merged(shard, labels, local, parts)
+    parts, wait = start_gathered(shard.group, mine)
+
+    def finish() -> Statistics:
+        wait()
+        return _merged(shard, labels, local, parts)
+
+    return finish
+
+
+def _merged(
+    shard: Shard,
+    labels: GlobalLabels,
+    local: Statistics,
+    parts: Tensor,  # [ranks, columns, n]
+) -> Statistics:
     lse, low, label, target, *rest = parts.unbind(1)  # each [ranks, n]
 
     merged, merged_low, share = joined_lse(lse, low)
@@ -94,14 +123,14 @@ def nothing(tokens: int, like: Tensor, loss: LossSpec, wanted: Wanted) -> Statis
 
 
 def stored_logits(
-    raw: Tensor,  # [n, V_local]
+    raw: Tensor | None,  # [n, V_local]; None for a rank without columns
     local: Statistics,
     loss: LossSpec,
 ) -> Tensor | None:  # [n]
     """The logits of the predicted columns, if these are wanted."""
     if local.prediction is None:
         return None
-    if raw.shape[1] == 0:
+    if raw is None or raw.shape[1] == 0:
         return torch.full_like(local.lse, -float("inf"))
     return scaled_logits(raw.gather(1, local.prediction[:, None])[:, 0], loss)
 
@@ -109,7 +138,7 @@ def stored_logits(
 def recomputed_logits(inputs: Inputs, local: Statistics, loss: LossSpec) -> Tensor | None:
     """The same where no logits were stored: the product of those columns alone."""
     if local.prediction is None or inputs.vocab == 0:
-        return stored_logits(inputs.x[:, :0], local, loss)
+        return stored_logits(None, local, loss)
     step = max(1, PICKED_ELEMENTS // inputs.x.shape[1])
     dtype = local.lse.dtype
     parts = []

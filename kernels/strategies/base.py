@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Device, Problem
+from flce_tune.kernels.strategies.peers import Meeting, Peers
 from flce_tune.kernels.values import (
     Coefficients,
     Gradients,
@@ -65,3 +66,25 @@ class Strategy(Protocol):
         config: Config,
     ) -> Gradients:
         """Compute the gradients for given row coefficients, recomputing the logits."""
+
+
+@runtime_checkable
+class OnePass(Strategy, Protocol):
+    """A strategy that can meet the ranks of a split vocabulary between statistics and gradient.
+
+    Every rank must meet the others in the same order: what ``meetings`` lists.
+    """
+
+    def train(
+        self,
+        inputs: Inputs,
+        row_weight: Tensor,  # [N] r_i, 0 for ignored rows
+        loss: LossSpec,
+        wanted: Wanted,
+        config: Config,
+        peers: Peers | None = None,
+    ) -> tuple[Statistics, Gradients]:
+        """Compute statistics and the gradients of Σ_i r_i·loss_i in one go, dX over all ranks."""
+
+    def meetings(self, config: Config, problem: Problem, parts: int) -> list[Meeting]:
+        """Which tokens' statistics are exchanged, in order; V is the widest rank's."""

@@ -7,7 +7,7 @@ dW itself (4 bytes an element in float32, 1 as split24) when there is more than 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -22,9 +22,10 @@ from flce_tune.kernels.backends import (
     part_size,
 )
 from flce_tune.kernels.config import Config
-from flce_tune.kernels.problem import Device, Problem
+from flce_tune.kernels.problem import Device, Problem, sizes
 from flce_tune.kernels.products import Sum, multiply
 from flce_tune.kernels.strategies import common
+from flce_tune.kernels.strategies.peers import Alone, Meeting, Peers
 from flce_tune.kernels.values import (
     Coefficients,
     Gradients,
@@ -89,6 +90,16 @@ class Chunked:
         largest = tokens if config.chunk is None else config.chunk
         return part_size(tokens, max(1, min(largest, tokens)), CHUNK_MULTIPLE)
 
+    def meetings(self, config: Config, problem: Problem, parts: int) -> list[Meeting]:
+        """Chunk by chunk; ``full`` meets the other ranks once."""
+        cut = parts if config.chunk is not None else 1
+        found = []
+        for rows in even_parts(problem.tokens, self._chunk(config, problem.tokens)):
+            count = rows.stop - rows.start
+            within = even_parts(count, -(-count // cut), CHUNK_MULTIPLE)
+            found.append(Meeting(rows, tuple(_moved(part, rows.start) for part in within)))
+        return found
+
     def train(
         self,
         inputs: Inputs,
@@ -96,19 +107,31 @@ class Chunked:
         loss: LossSpec,
         wanted: Wanted,
         config: Config,
+        peers: Peers | None = None,
     ) -> tuple[Statistics, Gradients]:
-        """Compute statistics and the gradients of Σ_i r_i·loss_i in one go."""
-        parts: list[Statistics] = []
+        """Compute statistics and the gradients of Σ_i r_i·loss_i in one go.
 
-        def gradient(rows: slice, part: Inputs, buffer: Tensor) -> None:
-            backend = backend_of(buffer)
-            stats = backend.logits(part, loss, wanted, buffer, config.logits)
-            given = losses.coefficients(part, stats, row_weight[rows], loss)
-            backend.gradient(buffer, part, stats, given, loss, out=buffer)
-            parts.append(stats)
+        Of a chunk cut in parts, each part's statistics are on their way to the peers while the next
+        part's logits, or the gradient of the one before, are computed.
+        """
+        peers = peers or Alone(inputs, row_weight, loss)
+        found: list[Statistics] = []
 
-        gradients = self._chunks(inputs, wanted, config, gradient)
-        return common.concatenate(parts), gradients
+        def gradient(meeting: Meeting, buffer: Tensor) -> Iterator[slice]:
+            backend, pending = backend_of(buffer), []
+            for rows in meeting.parts:
+                raw = buffer[_moved(rows, -meeting.rows.start)]
+                local = backend.logits(inputs.rows(rows), loss, wanted, raw, config.logits)
+                pending.append((rows, raw, peers.exchange(rows, local, raw)))
+            for rows, raw, exchanged in pending:
+                merged, stats, given = exchanged()
+                backend.gradient(raw, inputs.rows(rows), stats, given, loss, out=raw)
+                found.append(merged)
+                yield rows
+
+        meetings = self.meetings(config, sizes(inputs.x, inputs.vocab), peers.parts)
+        gradients = self._chunks(inputs, wanted, config, meetings, peers, gradient)
+        return common.concatenate(found), gradients
 
     def evaluate(
         self, inputs: Inputs, loss: LossSpec, wanted: Wanted, config: Config
@@ -127,52 +150,66 @@ class Chunked:
     ) -> Gradients:
         """Compute the gradients for given row coefficients, recomputing the logits."""
 
-        def gradient(rows: slice, part: Inputs, buffer: Tensor) -> None:
+        def gradient(meeting: Meeting, buffer: Tensor) -> Iterator[slice]:
+            rows = meeting.rows
             stats = replace(
                 statistics, lse=statistics.lse[rows], target_logit=statistics.target_logit[rows]
             )
             given = common.coefficient_rows(coefficients, rows)
-            everything = slice(0, part.weight.shape[0])
             backend_of(buffer).slab_gradient(
-                part, everything, stats, given, loss, buffer, config.logits
-            )
+                inputs.rows(rows), slice(0, inputs.vocab), stats, given, loss, buffer,
+                config.logits,
+            )  # fmt: skip
+            yield rows
 
-        return self._chunks(inputs, wanted, config, gradient)
+        meetings = self.meetings(config, sizes(inputs.x, inputs.vocab), 1)
+        nobody = Alone(inputs, coefficients.a, loss)
+        return self._chunks(inputs, wanted, config, meetings, nobody, gradient)
 
     def _chunks(
         self,
         inputs: Inputs,
         wanted: Wanted,
         config: Config,
-        gradient: Callable[[slice, Inputs, Tensor], None],  # fills the buffer with G
+        meetings: Sequence[Meeting],
+        peers: Peers,
+        gradient: Callable[[Meeting, Tensor], Iterator[slice]],  # fills the buffer with G
     ) -> Gradients:
-        n, hidden = inputs.x.shape
-        vocab = inputs.weight.shape[0]
-        chunk = self._chunk(config, n)
-        bounds = list(even_parts(n, chunk))
-        dtype = common.gradient_dtype(inputs.x.dtype)
+        x, vocab = inputs.x, inputs.vocab
+        dtype = common.gradient_dtype(x.dtype)
         packed = must_be_packed(inputs.bias, config.logits)
-        buffer = logits_buffer(chunk, vocab, inputs.x, packed=packed)
-        dx = inputs.x.new_empty(n, hidden, dtype=dtype) if wanted.dx else None
+        buffer = logits_buffer(_rows(meetings[0]), vocab, x, packed=packed)
+        dx = peers.hidden_sum(x, dtype) if wanted.dx else None
         dw = db = None
         if wanted.dw:
-            out = inputs.x.new_empty(vocab, hidden, dtype=dtype)
-            dw = Sum(out, len(bounds), config.accumulator, config.dw, "n")
+            out = x.new_empty(vocab, x.shape[1], dtype=dtype)
+            dw = Sum(out, len(meetings), config.accumulator, config.dw, "n", yielding=peers.others)
         if wanted.db:
             wide = torch.float64 if dtype == torch.float32 else losses.statistics_dtype(dtype)
-            db = torch.zeros(vocab, dtype=wide, device=inputs.x.device)
-        for rows in bounds:
-            part = inputs.rows(rows)
-            g = buffer[: rows.stop - rows.start]
-            gradient(rows, part, g)
+            db = torch.zeros(vocab, dtype=wide, device=x.device)
+        for meeting in meetings:
+            g = buffer[: _rows(meeting)]
+            for rows in gradient(meeting, g):
+                if dx is not None:
+                    part = g[_moved(rows, -meeting.rows.start)]
+                    multiply(part, inputs.weight, dx.partial[rows], config.dx, "v")
             if dx is not None:
-                multiply(g, inputs.weight, dx[rows], config.dx, "v")
+                dx.ready(meeting.rows)
             if dw is not None:
-                dw.add(g.t(), part.x)
+                dw.add(g.t(), x[meeting.rows])
             if db is not None:
                 db += g.sum(0, dtype=losses.statistics_dtype(dtype))
         return Gradients(
-            dx=dx,
+            dx=None if dx is None else dx.result(),
             dw=None if dw is None else dw.result(),
             db=None if db is None else db.to(dtype),
         )
+
+
+def _moved(rows: slice, by: int) -> slice:
+    return slice(rows.start + by, rows.stop + by)
+
+
+def _rows(meeting: Meeting) -> int:
+    count: int = meeting.rows.stop - meeting.rows.start
+    return count

@@ -18,10 +18,18 @@ from torch import Tensor
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels.backends import even_parts
 from flce_tune.kernels.config import Accumulator, Config
-from flce_tune.kernels.numerators import ROW_MULTIPLE, Blocks, factors, padded, primitives_of
-from flce_tune.kernels.problem import DTYPE_NAMES, DTYPES, Device, Problem
+from flce_tune.kernels.numerators import (
+    ROW_MULTIPLE,
+    Blocks,
+    factors,
+    padded,
+    primitives_of,
+    total_of_all,
+)
+from flce_tune.kernels.problem import DTYPES, Device, Problem, sizes
 from flce_tune.kernels.products import Sum
 from flce_tune.kernels.strategies import common, stored
+from flce_tune.kernels.strategies.peers import Alone, Meeting, Peers
 from flce_tune.kernels.strategies.recompute import Recompute
 from flce_tune.kernels.values import Gradients, Inputs, LossSpec, Statistics, Wanted
 
@@ -95,18 +103,20 @@ class Factored(Recompute):
         loss: LossSpec,
         wanted: Wanted,
         config: Config,
+        peers: Peers | None = None,
     ) -> tuple[Statistics, Gradients]:
         """Compute statistics and the gradients of Σ_i r_i·loss_i in one go."""
+        peers = peers or Alone(inputs, row_weight, loss)
         x, weight = inputs.x, inputs.weight
-        (n, hidden), vocab = x.shape, weight.shape[0]
+        hidden, vocab = x.shape[1], weight.shape[0]
         slab = stored.slab_of(config, vocab)
-        chunks = _chunks(_sizes(x, vocab), config)
+        chunks = _chunks(sizes(x, vocab), config, peers.widest(vocab))
         out = weight.new_empty(vocab, hidden)
-        dw = Sum(out, len(chunks), config.accumulator, config.dw, "n")
+        dw = Sum(out, len(chunks), config.accumulator, config.dw, "n", yielding=peers.others)
         primitives = primitives_of(x)
         buffer = x.new_empty(_buffer_elements(chunks, vocab, slab))
         homes = [stored.Home.of(home, x) for home in (out, dw.accumulator) if home is not None]
-        dx = x.new_empty(n, hidden) if wanted.dx else None
+        dx = peers.hidden_sum(x, x.dtype) if wanted.dx else None
         db = None
         if wanted.db:
             db = weight.new_zeros(vocab, dtype=losses.statistics_dtype(x.dtype))
@@ -114,30 +124,36 @@ class Factored(Recompute):
         for rows, counts in chunks:
             some = inputs.rows(rows)
             blocks, groups = _place(homes, counts, buffer, len(some.x), vocab, slab)
-            statistics, totals = stored.forward(some, row_weight[rows], loss, blocks, config)
-            given = losses.coefficients(some, statistics, row_weight[rows], loss)
-            found = factors(some, totals, statistics, given, loss)
+            local, totals = stored.forward(
+                some, row_weight[rows], loss, blocks, config, others=peers.others
+            )
+            merged, statistics, given = peers.exchange(rows, local)()
+            found = factors(some, total_of_all(totals, local, statistics), statistics, given, loss)
             if db is not None:
                 stored.add_bias_gradient(db, blocks, some.target, found)
             labels = stored.LabelShare.place(some, found, blocks, config)
             if dx is not None:
                 accumulator = _dx_accumulator(config, x.dtype)
-                of_chunk = Sum(dx[rows], len(blocks), accumulator, config.dx, "v", scaled=True)
+                of_chunk = Sum(
+                    dx.partial[rows], len(blocks), accumulator, config.dx, "v", scaled=True
+                )
                 of_chunk.add_blocks(blocks, weight, found.row, labels.dx)
                 of_chunk.result()
+                dx.ready(rows)
                 del of_chunk  # its accumulator makes room for scaled x
             scaled = torch.empty_like(some.x)
             primitives.scaled_rows(some.x, found.row, scaled)
             dw.add_transposed(groups, scaled, labels.dw)
-            parts.append(statistics)
+            parts.append(merged)
         return common.concatenate(parts), Gradients(
-            dx, dw.result(), None if db is None else db.to(x.dtype)
+            None if dx is None else dx.result(),
+            dw.result(),
+            None if db is None else db.to(x.dtype),
         )
 
-
-def _sizes(x: Tensor, vocab: int) -> Problem:
-    """What decides the layout."""
-    return Problem(x.shape[0], x.shape[1], vocab, DTYPE_NAMES[x.dtype])
+    def meetings(self, config: Config, problem: Problem, parts: int) -> list[Meeting]:
+        """Chunk by chunk: once a call if one chunk takes all tokens."""
+        return [Meeting(rows, (rows,)) for rows, _ in _chunks(problem, config)]
 
 
 def _dx_accumulator(config: Config, dtype: torch.dtype) -> Accumulator:
@@ -174,33 +190,41 @@ Chunk = tuple[slice, tuple[int, ...]]
 
 
 @functools.lru_cache(256)
-def _chunks(problem: Problem, config: Config) -> tuple[Chunk, ...]:
-    """Cut the tokens: the first chunk as large as its blocks in dW allow, the others even."""
-    assert config.chunk is not None
-    tokens, vocab = problem.tokens, problem.vocab
-    slab = stored.slab_of(config, vocab)
-    blocks = -(-vocab // slab)
-    accumulator = common.accumulator_bytes(config, problem, problem.hidden) // problem.itemsize
+def _chunks(problem: Problem, config: Config, widest: int | None = None) -> tuple[Chunk, ...]:
+    """Cut the tokens: the first chunk as large as its blocks in dW allow, the others even.
 
-    def counts(rows: int) -> tuple[int, ...]:
-        found: list[int] = []
-        for per_column in (problem.hidden, accumulator if rows < tokens else 0):
-            if per_column:
-                fit = stored.capacity(rows, per_column, vocab, sum(found) * slab, slab)
-                found.append(min(fit, blocks - sum(found)))
-        return tuple(found)
+    Ranks that share a vocabulary cut as the one with the ``widest`` part of it must.
+    """
+    assert config.chunk is not None
+    tokens = problem.tokens
+    cut = problem if widest is None else replace(problem, vocab=widest)
 
     def fits(rows: int) -> bool:
-        return (blocks - sum(counts(rows))) * padded(rows) <= blocks * padded(config.chunk or 0)
+        blocks = -(-cut.vocab // stored.slab_of(config, cut.vocab))
+        left = blocks - sum(_counts(cut, config, rows))
+        return left * padded(rows) <= blocks * padded(config.chunk or 0)
 
     first = min(config.chunk, tokens)
     while first < tokens and fits(min(first + ROW_MULTIPLE, tokens)):
         first = min(first + ROW_MULTIPLE, tokens)
-    chunks: list[Chunk] = [(slice(0, first), counts(first))]
+    chunks: list[Chunk] = [(slice(0, first), _counts(problem, config, first))]
     if first < tokens:
         for rows in even_parts(tokens - first, config.chunk, ROW_MULTIPLE):
             chunks.append((slice(first + rows.start, first + rows.stop), ()))
     return tuple(chunks)
+
+
+def _counts(problem: Problem, config: Config, rows: int) -> tuple[int, ...]:
+    """How many of the first chunk's blocks dW and its accumulator take, if it has so many rows."""
+    slab = stored.slab_of(config, problem.vocab)
+    blocks = -(-problem.vocab // slab)
+    accumulator = common.accumulator_bytes(config, problem, problem.hidden) // problem.itemsize
+    found: list[int] = []
+    for per_column in (problem.hidden, accumulator if rows < problem.tokens else 0):
+        if per_column:
+            fit = stored.capacity(rows, per_column, problem.vocab, sum(found) * slab, slab)
+            found.append(min(fit, blocks - sum(found)))
+    return tuple(found)
 
 
 def _rows(chunk: Chunk) -> int:

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels.config import Config
-from flce_tune.kernels.numerators import Blocks, factors, padded, primitives_of
+from flce_tune.kernels.numerators import Blocks, factors, padded, primitives_of, total_of_all
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.products import Sum
 from flce_tune.kernels.strategies import common, stored
+from flce_tune.kernels.strategies.peers import Alone, Meeting, Peers
 from flce_tune.kernels.strategies.recompute import Recompute
 from flce_tune.kernels.values import Gradients, Inputs, LossSpec, Statistics, Wanted
 
@@ -76,8 +77,11 @@ class Overlay(Recompute):
         loss: LossSpec,
         wanted: Wanted,
         config: Config,
+        peers: Peers | None = None,
     ) -> tuple[Statistics, Gradients]:
         """Compute statistics and the gradients of Σ_i r_i·loss_i in one go."""
+        peers = peers or Alone(inputs, row_weight, loss)
+        everything = slice(0, len(inputs.x))
         x, weight = inputs.x, inputs.weight
         (n, hidden), vocab = x.shape, weight.shape[0]
         primitives, slab = primitives_of(x), stored.slab_of(config, vocab)
@@ -86,14 +90,16 @@ class Overlay(Recompute):
         home = stored.Home.of(out, x)
         first = home.blocks(n, 0, slab, rounds[0].blocks) if rounds[0].blocks else None
         kept = [] if first is None else [first]
-        statistics, totals = stored.forward(inputs, row_weight, loss, kept, config)
-        given = losses.coefficients(inputs, statistics, row_weight, loss)
+        local, totals = stored.forward(inputs, row_weight, loss, kept, config, others=peers.others)
+        merged, statistics, given = peers.exchange(everything, local)()
+        totals = total_of_all(totals, local, statistics)
 
         buffer = x.new_empty(_buffer_elements(n, hidden, rounds, slab))
         dx = db = None
         if wanted.dx:
+            hidden_sum = peers.hidden_sum(x, x.dtype)
             dx = Sum(
-                x.new_empty(n, hidden), len(rounds), config.accumulator, config.dx, "v",
+                hidden_sum.partial, len(rounds), config.accumulator, config.dx, "v",
                 scaled=first is not None,
             )  # fmt: skip
         if wanted.db:
@@ -114,10 +120,23 @@ class Overlay(Recompute):
                     stored.add_bias_gradient(db, [blocks], inputs.target, None)
             if dx is not None:
                 dx.add_blocks([blocks], weight, factor, labels.dx)
-            Sum(out, 1, "weight_dtype", config.dw, "n").add_transposed(groups, rows, labels.dw)
-        return statistics, Gradients(
-            None if dx is None else dx.result(), out, None if db is None else db.to(x.dtype)
+                if step is rounds[-1]:
+                    dx.result()
+                    hidden_sum.ready(everything)
+            Sum(
+                out, 1, "weight_dtype", config.dw, "n",
+                yielding=peers.others and step is rounds[-1],
+            ).add_transposed(groups, rows, labels.dw)  # fmt: skip
+        return merged, Gradients(
+            None if dx is None else hidden_sum.result(),
+            out,
+            None if db is None else db.to(x.dtype),
         )
+
+    def meetings(self, config: Config, problem: Problem, parts: int) -> list[Meeting]:
+        """Once a call."""
+        everything = slice(0, problem.tokens)
+        return [Meeting(everything, (everything,))]
 
 
 @dataclass(frozen=True, slots=True)

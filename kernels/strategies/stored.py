@@ -9,7 +9,7 @@ j-th ``slab`` rows of dW; the storage of block j begins where or behind where th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -171,6 +171,8 @@ def forward(
     loss: LossSpec,
     stored: Sequence[Blocks],  # the first columns of the vocabulary, in order
     config: Config,
+    *,
+    others: bool,  # ranks that may have the labels
 ) -> tuple[Statistics, Tensor]:
     """Fill the blocks; return the statistics and Σ_c 2^(t - R) [n]."""
     primitives = primitives_of(inputs.x)
@@ -184,8 +186,7 @@ def forward(
         homes.append(None)
         parts.append(rest)
     counts: list[int] = [-(-(part.stop - part.start) // step) for part in parts]
-    label_logit = primitives.label_logits(inputs, loss)
-    first = first_reference(label_logit)
+    label_logit, first = _references(inputs, loss, others=others)
     merged = []
     for rows in even_parts(n, rows_per_step(sum(counts)), ROW_MULTIPLE):
         some = inputs.rows(rows)
@@ -204,6 +205,22 @@ def forward(
             )
     _, total, lse, low = (torch.cat(sums) for sums in zip(*merged, strict=True))
     return Statistics(lse, low, label_logit), total
+
+
+def _references(inputs: Inputs, loss: LossSpec, *, others: bool) -> tuple[Tensor, Tensor]:
+    """Each row's label logit [n], NaN where no column is its label, and a first R.
+
+    A row whose label is another rank's goes by some column of this one: any will do that lies
+    within HEADROOM of the row's largest, and different rows take different ones.
+    """
+    primitives, target, vocab = primitives_of(inputs.x), inputs.target, inputs.vocab
+    if not others:
+        label_logit = primitives.label_logits(inputs, loss)
+        return label_logit, first_reference(label_logit)
+    known = (target >= 0) & (target < vocab)
+    some = torch.arange(len(target), device=target.device) % vocab
+    logit = primitives.label_logits(replace(inputs, target=torch.where(known, target, some)), loss)
+    return torch.where(known, logit, torch.nan), first_reference(logit)
 
 
 def add_bias_gradient(

@@ -36,13 +36,19 @@ def launch_product(
     accumulator: Accumulator,
     prior: bool,
     last: bool,
+    yielding: bool = False,
 ) -> None:
-    """Add a·b to what earlier parts left in ``out`` and ``extra``."""
+    """Add a·b to what earlier parts left in ``out`` and ``extra``.
+
+    Persistent programs hold every multiprocessor to the end. ``yielding`` gives each tile a program
+    of its own instead, so that a collective's kernel gets its multiprocessors between two tiles,
+    and slows the product by its share of them, not by its whole time.
+    """
     transposed = a.stride(0) == 1 and a.stride(1) != 1
     stored = a.t() if transposed else a
     _launch_product(
         stored, 0, 0, b, out, extra, None, None, 0, tile, contraction, transposed, accumulator,
-        prior, last,
+        prior, last, yielding,
     )  # fmt: skip
 
 
@@ -58,13 +64,14 @@ def launch_block_product(
     accumulator: Accumulator,
     prior: bool,
     last: bool,
+    yielding: bool = False,
 ) -> None:
     """Add diag(row_factor)·A·b and the entries to what earlier parts left, A stored in blocks."""
     transposed = contraction == "n"
     _launch_product(
         blocks.data, blocks.slab, blocks.padded_rows, b, out, extra, row_factor, entries,
         blocks.columns.start if transposed else 0, tile, contraction, transposed, accumulator,
-        prior, last,
+        prior, last, yielding,
     )  # fmt: skip
 
 
@@ -84,6 +91,7 @@ def _launch_product(
     accumulator: Accumulator,
     prior: bool,
     last: bool,
+    yielding: bool = False,
 ) -> None:
     (m, n), k = out.shape, b.shape[0]
     m_block, k_block = {
@@ -93,7 +101,7 @@ def _launch_product(
     device = describe_device(b.device)
     programs = device.sm_count * programs_per_sm(tile, b.element_size(), device, contraction)
     tiles = cdiv(m, m_block) * cdiv(n, tile.d_block)
-    product_kernel[(min(tiles, programs),)](
+    product_kernel[(tiles if yielding else min(tiles, programs),)](
         descriptor(stored, [k_block, m_block] if transposed else [m_block, k_block]),
         descriptor(b, [k_block, tile.d_block]),
         descriptor(out, [m_block, tile.d_block]) if out.element_size() == 2 else None,

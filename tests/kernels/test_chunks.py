@@ -95,3 +95,18 @@ def test_every_config_of_the_space_gives_the_same_answer():
     assert {config.strategy for config in configs} == {"chunked", "full", "recompute"}
     for config in configs:
         compare(case, torch.float32, config=config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [Config("full"), Config("chunked", chunk=128), Config("factored", chunk=256, slab=128),
+     Config("overlay", slab=128), Config("recompute", slab=128)],
+    ids=str,
+)  # fmt: skip
+def test_what_lies_between_the_rows_of_a_buffer_stays_out(config):
+    """With AMX the bfloat16 product reads past a row's end, where the poison is."""
+    x = torch.randn(256, 16).bfloat16().requires_grad_()
+    weight = torch.randn(200, 16).bfloat16().requires_grad_()
+    loss = linear_cross_entropy(x, weight, torch.randint(0, 200, (256,)), config=config)
+    for gradient in torch.autograd.grad(loss, (x, weight)):
+        assert gradient.isfinite().all()

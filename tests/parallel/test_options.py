@@ -23,6 +23,12 @@ CONFIGS = [
     Config("chunked", chunk=12),
     Config("recompute", slab=16),
 ]
+NUMERATORS = {
+    "factored": Config("factored", chunk=64, slab=32),
+    "factored, chunks": Config("factored", chunk=12, slab=16),
+    "overlay": Config("overlay", slab=16),
+}
+WITHOUT_NUMERATORS = {"label_smoothing", "softcap"}
 SPLITS = {
     "uneven": ([0, 60, 103], 0),
     "padded": ([0, 52, 103], PADDING),
@@ -59,6 +65,25 @@ def test_every_split_with_every_strategy(ranks, split, config):
     check(ranks, case, torch.float64, bounds, padding, config=config)
     plain = make(N, D, V, torch.float64, ["ignored", "bias"])
     check(ranks, plain, torch.float64, bounds, padding, config=config, reduction="none")
+
+
+@pytest.mark.parametrize("config", NUMERATORS.values(), ids=NUMERATORS)
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_split_with_numerators(ranks, split, config):
+    bounds, padding = SPLITS[split]
+    case = make(N, D, V, torch.float64, [f for f in FEATURES if f not in WITHOUT_NUMERATORS])
+    case.x[:4] *= 30.0  # far from what the row goes by where its label is another rank's
+    check(ranks, case, torch.float64, bounds, padding, config=config)
+    check(ranks, case, torch.float64, bounds, padding, needs=("weight",), config=config)
+    plain = make(N, D, V, torch.float64, ["ignored", "bias"])
+    check(ranks, plain, torch.float64, bounds, padding, config=config, reduction="none")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("config", NUMERATORS.values(), ids=NUMERATORS)
+def test_numerators_are_as_exact_as_plain_torch(ranks, dtype, config):
+    case = make(128, 64, 517, dtype, ["ignored", "bias", "z_loss"])
+    check(ranks, case, dtype, even(517, 2), config=config)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

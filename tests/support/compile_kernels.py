@@ -20,6 +20,7 @@ from flce_tune.kernels.config import Tile
 from flce_tune.kernels.limits import SUM_STRIP, reject_tile, shared_memory
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.strategies.common import GEMMS, TILES
+from flce_tune.kernels.triton.launch import ENTRY_BLOCK
 from flce_tune.kernels.triton.logits import logits_kernel, slab_gradient_kernel
 from flce_tune.kernels.triton.product import product_kernel
 
@@ -119,6 +120,36 @@ def product(tile: Tile, name: str, accumulator: str, target: GPUTarget) -> Any:
     return compiled(product_kernel, types, constants, tile, target)
 
 
+def sent(tile: Tile, target: GPUTarget) -> Any:
+    """A rank's share of dX from numerators, in float32, as the other ranks are to add to it."""
+    types = {
+        "a_desc": f"tensordesc<bf16[{tile.n_block}, {tile.v_block}]>",
+        "b_desc": f"tensordesc<bf16[{tile.v_block}, {tile.d_block}]>",
+        "out_desc": "absent",
+        "extra_ptr": "absent",
+        "b_ptr": "*bf16",
+        "entry_offset_ptr": "*i32",
+        "entry_row_ptr": "*i64",
+        "entry_source_ptr": "*i64",
+    }
+    constants = {
+        "M_BLOCK": tile.n_block,
+        "N_BLOCK": tile.d_block,
+        "K_BLOCK": tile.v_block,
+        "GROUP": tile.group,
+        "TRANSPOSED": False,
+        "SLAB": 4096,
+        "HAS_FACTOR": True,
+        "ENTRY_BLOCK": ENTRY_BLOCK,
+        "ACCUMULATOR": "weight_dtype",
+        "PRIOR": True,
+        "LAST": True,
+        "STORE_WIDTH": SUM_STRIP,
+        "WHOLE": False,
+    }
+    return compiled(product_kernel, types, constants, tile, target)
+
+
 def main() -> None:
     major, minor, smem = map(int, sys.argv[1:])
     device = Device("cuda", "a GPU", (major, minor), 100, smem, 1 << 34)
@@ -135,6 +166,8 @@ def main() -> None:
                     kernels["slab"] = slab(tile, target)
                 else:
                     kernels[name] = product(tile, name, accumulator, target)
+                if name == "dx" and not accumulator:
+                    kernels["sent"] = sent(tile, target)
                 estimate = shared_memory(tile, contraction, 2, accumulator)
                 for label, kernel in kernels.items():
                     row = {

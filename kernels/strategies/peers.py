@@ -1,0 +1,106 @@
+"""Where a strategy's training pass meets the other ranks of a split vocabulary.
+
+A rank knows the statistics of its own columns. What its gradient is computed from are those of the
+whole vocabulary, and its share of dX must be summed with the others'. ``Alone``, the one device of
+an ordinary call, has nobody to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from flce_tune.kernels import loss as losses
+from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
+
+
+class Meeting(NamedTuple):
+    """Some tokens whose row statistics are exchanged, in parts, one collective a part."""
+
+    rows: slice
+    parts: tuple[slice, ...]  # of all tokens; they tile ``rows``
+
+
+class RowGradient(NamedTuple):
+    """What the gradient of some tokens follows from."""
+
+    merged: Statistics  # over the whole vocabulary
+    statistics: Statistics  # the same, made NaN where nobody has the label
+    given: Coefficients
+
+
+class HiddenSum(Protocol):
+    """dX, summed over the ranks."""
+
+    partial: Tensor  # [N, D], this rank's share, to be filled
+
+    def ready(self, rows: slice) -> None:
+        """Say that some rows of the share are there; rows come in order."""
+
+    def result(self) -> Tensor:
+        """[N, D], or this rank's part of it, in the gradient's dtype."""
+
+
+class Peers(Protocol):
+    """The ranks that hold the rest of the vocabulary."""
+
+    parts: int  # into which a chunk is cut, so that one part's exchange hides behind another's work
+    others: bool  # there are any: labels may be theirs, and collectives run beside the products
+
+    def widest(self, vocab: int) -> int:
+        """The most columns any rank has: what decides how all of them cut the tokens."""
+
+    def exchange(
+        self, rows: slice, local: Statistics, raw: Tensor | None = None
+    ) -> Callable[[], RowGradient]:
+        """Begin to merge the statistics of some tokens; the result waits for the merged ones.
+
+        ``raw`` holds their logits, for the predictions.
+        """
+
+    def hidden_sum(self, x: Tensor, dtype: torch.dtype) -> HiddenSum:
+        """Make room for dX, to be returned in ``dtype``."""
+
+
+class Alone:
+    """The peers of a rank that holds the whole vocabulary: none."""
+
+    parts = 1
+    others = False
+
+    def __init__(self, inputs: Inputs, row_weight: Tensor, loss: LossSpec) -> None:
+        self._inputs, self._row_weight, self._loss = inputs, row_weight, loss
+
+    def widest(self, vocab: int) -> int:
+        """Its own."""
+        return vocab
+
+    def exchange(
+        self, rows: slice, local: Statistics, raw: Tensor | None = None
+    ) -> Callable[[], RowGradient]:
+        """Nothing is merged."""
+        given = losses.coefficients(
+            self._inputs.rows(rows), local, self._row_weight[rows], self._loss
+        )
+        return lambda: RowGradient(local, local, given)
+
+    def hidden_sum(self, x: Tensor, dtype: torch.dtype) -> HiddenSum:
+        """dX itself."""
+        return _Own(torch.empty(x.shape, dtype=dtype, device=x.device))
+
+
+class _Own:
+    """dX of one rank."""
+
+    def __init__(self, partial: Tensor) -> None:
+        self.partial = partial
+
+    def ready(self, rows: slice) -> None:
+        """Nobody waits for it."""
+
+    def result(self) -> Tensor:
+        """It is whole."""
+        return self.partial
