@@ -95,7 +95,8 @@ def store_statistics(
         part = tl.where((columns < vocab)[None, :], value * w, 0.0)
         tl.store(sum_ptr + places, tl.sum(part, axis=1) * to_natural, mask=rows < n)
     if not EVEN:
-        value = tl.where((columns < vocab)[None, :], value, float("-inf"))
+        if tile_v * V_BLOCK + V_BLOCK > vocab:
+            value = tl.where((columns < vocab)[None, :], value, float("-inf"))
     m = tl.max(value, axis=1)
     e = tl.exp2(value * factor - (finite_or_zero(m) * factor)[:, None])
     tl.store(max_ptr + places, m * to_natural, mask=rows < n)

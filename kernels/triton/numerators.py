@@ -75,7 +75,8 @@ def numerators_kernel(
         columns = column + tl.arange(0, V_BLOCK)
         raw = with_bias(acc, bias_ptr, columns, width, HAS_BIAS)
         if not EVEN:
-            raw = tl.where((columns < width)[None, :], raw, float("-inf"))
+            if column + V_BLOCK > width:
+                raw = tl.where((columns < width)[None, :], raw, float("-inf"))
         largest = tl.max(raw, axis=1) * factor
         given = tl.load(reference_ptr + rows, mask=rows < n, other=0.0)
         own = tl.maximum(tl.ceil(largest), BOTTOM, propagate_nan=tl.PropagateNan.ALL)

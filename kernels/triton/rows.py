@@ -266,6 +266,7 @@ def gradient_kernel(
     target = tl.load(target_ptr + row)
     a = tl.load(a_ptr + row)
     b = tl.load(b_ptr + row)
+    lse = tl.load(lse_ptr + row)  # here, not where it is used: there it would be waited for
     active = (a != 0) | (b != 0)
     if HAS_C:
         c = tl.load(c_ptr + row)
@@ -277,7 +278,7 @@ def gradient_kernel(
     if active:
         z = scaled(raw, scale, softcap, HAS_SOFTCAP, EXACT)
         unknown = ((target < 0) | (target >= vocab)) & (b != 0)
-        lse = tl.where(unknown, float("nan"), tl.load(lse_ptr + row))
+        lse = tl.where(unknown, float("nan"), lse)
         weight = a
         if HAS_C:
             weight = a + c * tl.where(z == float("-inf"), 0.0, z)
