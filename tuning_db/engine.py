@@ -33,6 +33,9 @@ _ADVISORY_LOCK = 0x666C6365  # "flce"
 _WRITES = "flce_tune_writes"
 _ASK_AGAIN_S = (0.001, 0.01)
 
+_KEPT_CONNECTIONS = 16
+"""Once opened: opening and closing them under load costs time, and tears holes into the heap."""
+
 
 def parse_url(url: str) -> URL:
     """Read a SQLAlchemy URL: ``sqlite:///file`` or ``postgresql://...`` (driver psycopg).
@@ -168,6 +171,7 @@ def _sqlite_engine(
         url,
         creator=lambda: connect_sqlite(path, mode, wait_seconds),
         poolclass=QueuePool,
+        pool_size=_KEPT_CONNECTIONS,
         max_overflow=-1,  # a connection is a file handle; threads wait for the lock, not for one
         json_serializer=_dumps,
     )
@@ -246,6 +250,8 @@ def _postgresql_engine(url: URL, read_only: bool, wait_seconds: float | None) ->
     try:
         engine = create_engine(
             url,
+            pool_size=_KEPT_CONNECTIONS,
+            max_overflow=0,
             pool_pre_ping=True,
             connect_args={"connect_timeout": 10},
             json_serializer=_dumps,

@@ -39,6 +39,12 @@ def submit(
             help="Which device does it: auto, cpu, cuda, sm_90, or an id from /v1/devices.",
         ),
     ] = "auto",
+    missed: Annotated[
+        int | None,
+        typer.Option(
+            "--missed", min=1, max=256, help="Tune so many of what training missed most there."
+        ),
+    ] = None,
     strategy: options.StrategyOption = None,
     budget: Annotated[
         int | None, typer.Option("--budget", min=1, help="Configs to measure at most.")
@@ -53,12 +59,14 @@ def submit(
 
     from pydantic import ValidationError
 
-    from flce_tune.cli.selection import Selection
+    from flce_tune.cli.selection import NO_SELECTION, Selection
     from flce_tune.cli.units import split_commas
 
     selection = Selection(
         preset, from_model, tokens, hidden, vocab, dtype, mode, accumulate, features
     )
+    if missed and selection != NO_SELECTION:
+        raise typer.BadParameter("--missed says which problems; leave out the options of a problem")
     with open_client(server, token) as client:
         from flce_tune.service.schemas import JobOptions, JobRequest, ProblemSpec
 
@@ -66,8 +74,10 @@ def submit(
             job_options = JobOptions(
                 strategies=split_commas(strategy) or None, budget=budget, quick=quick
             )
-            problems = [ProblemSpec.of(problem) for problem in selection.problems()]
-            request = JobRequest(device=device, problems=problems, options=job_options)
+            problems = [] if missed else [ProblemSpec.of(p) for p in selection.problems()]
+            request = JobRequest(
+                device=device, problems=problems, missed=missed, options=job_options
+            )
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))

@@ -8,15 +8,13 @@ import typer
 from flce_tune.cli.console import print_note
 from flce_tune.cli.database import open_for_reading
 from flce_tune.cli.exits import NothingFoundError
-from flce_tune.cli.selection import Selection
+from flce_tune.cli.selection import NO_SELECTION, Selection
 from flce_tune.cli.views import problem_text
 from flce_tune.dispatch.convert import device_record, problem_of, problem_record
 from flce_tune.kernels.problem import Problem, describe_device
 from flce_tune.sweep.events import SweepReport
 from flce_tune.tuning_db.records import Miss
 from flce_tune.tuning_db.store import Store
-
-NO_SELECTION = Selection(None, None, None, None, None, None, "train", "fp32", None)
 
 
 def missed_problems(selection: Selection, device: torch.device) -> list[Problem]:

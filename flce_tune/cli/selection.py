@@ -95,6 +95,10 @@ class Selection:
         return Preset("custom", self.hidden, self.vocab)
 
 
+NO_SELECTION = Selection(None, None, None, None, None, None, "train", "fp32", None)
+"""Nothing was said."""
+
+
 def _among(known: Sequence[str], given: list[str] | None, option: str) -> list[Any]:
     names = list(dict.fromkeys(split_commas(given)))
     for name in names:

@@ -1,7 +1,7 @@
-"""Records a process's misses in the tuning database when the process ends.
+"""Records a process's misses when the process ends: with the service, and in the tuning database.
 
-Only in a SQLite file that is there and can be written: nothing is created, no server is called,
-and training never waits. Whatever goes wrong costs the record alone.
+In a database only if it is a SQLite file that is there and can be written: nothing is created.
+While training goes on it never waits. Whatever goes wrong costs the record alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def record_at_exit(misses: Misses, config: Settings) -> None:
 
     A forked child does not record again what its parent knows.
     """
-    if config.record_misses and config.database_path is not None:
+    if config.record_misses and (config.database_path is not None or config.url is not None):
         atexit.register(_record_in, os.getpid(), misses, config)
 
 
@@ -33,7 +33,23 @@ def forget() -> None:
 
 def _record_in(process: int, misses: Misses, config: Settings) -> None:
     if process == os.getpid():
+        report(misses, config)
         record(misses, config)
+
+
+def report(misses: Misses, config: Settings) -> int:
+    """Tell the service of the pending misses now; returns how many. Raises nothing."""
+    pending = misses.pending()
+    if config.url is None or not pending:
+        return 0
+    from flce_tune.dispatch.remote import report_misses
+
+    try:
+        report_misses(config.url, pending, token=config.token)
+    except Exception as error:  # noqa: BLE001 - a process that ends well must go on ending well
+        logging.getLogger("flce_tune").debug("misses were not reported: %s", error)
+        return 0
+    return len(pending)
 
 
 def record(misses: Misses, config: Settings) -> int:

@@ -1,4 +1,7 @@
-"""Snapshots from a service: fetched once, kept on disk, used from there when it is away.
+"""What training asks and tells a service.
+
+Snapshots are fetched once, kept on disk, and used from there when the service is away. Misses are
+sent when the process ends.
 
 With the standard library, not ``flce_tune.client``: training needs no HTTP package, and this
 never tries twice, for a training job does not wait.
@@ -13,6 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -22,12 +26,13 @@ from flce_tune.dispatch import ranks
 from flce_tune.dispatch.convert import device_slug
 from flce_tune.dispatch.snapshot import Snapshot, without_password
 from flce_tune.errors import ServiceError
-from flce_tune.tuning_db.records import DeviceRecord
+from flce_tune.tuning_db.records import DeviceRecord, Miss
 
 TIMEOUT_S = 2.0  # for the connection, and for each wait for more data
 DEADLINE_S = 2.0  # for the whole answer, once it begins
 _SLACK_S = 1.0  # for reading it, before the other ranks ask for themselves
 _BLOCK = 1 << 16
+_BATCH = 500  # misses at once: the service takes 1,000, and 1 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +120,9 @@ class RemoteSnapshots:
 
     def _get(self, url: str, shown: str, copy: _Copy | None) -> _Copy | None:
         """Ask the service; ``copy`` itself if it is still right, None for an unknown device."""
-        if not url.startswith(("http://", "https://")):
-            raise ValueError("the service's URL must begin with http:// or https://")
-        request = urllib.request.Request(url, headers={"Accept": "application/json"})
+        request = _request(url, self._token)
         if copy is not None and copy.etag:
             request.add_header("If-None-Match", copy.etag)
-        if self._token is not None:
-            request.add_unredirected_header("Authorization", f"Bearer {self._token}")
         try:
             opened = urllib.request.urlopen(request, timeout=self._timeout_s)
         except urllib.error.HTTPError as error:
@@ -136,6 +137,45 @@ class RemoteSnapshots:
             etag = response.headers.get("ETag", "")
         Snapshot.from_json(document, shown)  # one that cannot be read is no answer
         return _Copy(etag, document)
+
+
+def report_misses(
+    base_url: str,
+    misses: Sequence[Miss],
+    *,
+    token: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> None:
+    """Send misses to ``POST {base_url}/v1/misses``, in batches.
+
+    Raises:
+        OSError, HTTPException, ValueError: the service did not take them, or not all.
+    """
+    for start in range(0, len(misses), _BATCH):
+        told = [_told(miss) for miss in misses[start : start + _BATCH]]
+        request = _request(f"{base_url.rstrip('/')}/v1/misses", token)
+        request.add_header("Content-Type", "application/json")
+        request.data = json.dumps({"misses": told}).encode()
+        urllib.request.urlopen(request, timeout=timeout_s).close()
+
+
+def _told(miss: Miss) -> dict[str, object]:
+    problem = asdict(miss.problem)
+    del problem["token_bucket"]
+    return {
+        "device": asdict(miss.device),
+        "problem": problem | {"tokens": miss.tokens},
+        "count": miss.count,
+    }
+
+
+def _request(url: str, token: str | None) -> urllib.request.Request:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("the service's URL must begin with http:// or https://")
+    request = urllib.request.Request(url, headers={"Accept": "application/json"})
+    if token is not None:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    return request
 
 
 def _is_problem(error: urllib.error.HTTPError) -> bool:

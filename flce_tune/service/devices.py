@@ -63,6 +63,11 @@ def select(wanted: str, devices: Mapping[str, DeviceRecord]) -> str | None:
     return None
 
 
+def means(wanted: str, device: DeviceRecord) -> bool:
+    """Whether a job's selector may lead to such a device, on whatever machine."""
+    return wanted.partition(":")[0] in selectors({device.kind: device})
+
+
 def find_device(known: Iterable[DeviceRecord], wanted: str) -> DeviceRecord:
     """The one device that has the given id, or the given name in any spelling.
 

@@ -228,16 +228,18 @@ class JobSpec(BaseModel):
     problems: list[ProblemSpec] = Field(min_length=1, max_length=256)
     options: JobOptions = JobOptions()
     preset: str | None = Field(None, description="the preset the problems came from")
+    missed: int | None = Field(None, description="how many misses were asked for, if they were")
 
 
 class JobRequest(BaseModel):
-    """A job to submit: problems spelled out, or a preset and token counts."""
+    """A job to submit: problems spelled out, a preset and token counts, or what training missed."""
 
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={
             "examples": [
-                {"preset": "llama3-8b", "tokens": [4096, 16384], "options": {"quick": True}}
+                {"preset": "llama3-8b", "tokens": [4096, 16384], "options": {"quick": True}},
+                {"missed": 10, "device": "sm_90"},
             ]
         },
     )
@@ -245,6 +247,13 @@ class JobRequest(BaseModel):
     device: Selector = "auto"
     problems: list[ProblemSpec] = Field([], max_length=256)
     preset: str | None = Field(None, max_length=100)
+    missed: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="so many of the problems that training missed most on such a device, as in "
+        "/v1/misses",
+    )
     tokens: list[Size] = Field(
         [], max_length=64, description="N, one problem each; by default the preset's own"
     )
@@ -257,9 +266,10 @@ class JobRequest(BaseModel):
 
     @model_validator(mode="after")
     def _one_source(self) -> JobRequest:
-        if bool(self.problems) == (self.preset is not None):
-            raise ValueError("give either 'problems' or a 'preset'")
-        if self.problems and (self.tokens or self.dtype):
+        sources = (bool(self.problems), self.preset is not None, self.missed is not None)
+        if sum(sources) != 1:
+            raise ValueError("give one of 'problems', 'preset' and 'missed'")
+        if self.preset is None and (self.tokens or self.dtype):
             raise ValueError("'tokens' and 'dtype' go with a 'preset'; each problem has its own")
         return self
 

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import flce_tune.client
 from flce_tune.client import Client
 from flce_tune.service.app import create_app
 from flce_tune.service.settings import ServiceSettings
-from flce_tune.tuning_db.records import JobState
+from flce_tune.tuning_db.records import DeviceRecord, JobState, Miss, ProblemRecord
 from flce_tune.tuning_db.store import Store
 
 SIZES = ("--hidden", "64", "--vocab", "1024", "--tokens", "1024,2048")
@@ -50,6 +51,20 @@ def test_a_job_from_submission_to_cancellation(run, service: Store):
     followed = run("job", "show", job, "--follow")
     assert followed.stderr.split() == ["queued", "cancelled", "cancelled", "on", "request"]
     assert service.job(job).state is JobState.CANCELLED
+
+
+def test_a_job_about_what_was_missed(run, service: Store):
+    gpu = DeviceRecord("cuda", "NVIDIA H200", "9.0", 132, 232448)
+    problem = ProblemRecord("eval", "bfloat16", "fp32", 64, 1000, 64)
+    nothing = run("job", "submit", "--missed", "3")
+    assert (nothing.exit_code, "nothing was missed" in nothing.stderr) == (1, True)
+    service.note_misses([Miss(gpu, problem, 60, 1, datetime.now(timezone.utc))])
+    submitted = run("job", "submit", "--missed", "3", "--device", "sm_90")
+    assert submitted.exit_code == 0, submitted.stderr
+    (asked,) = service.job(submitted.stdout.strip()).spec["problems"]
+    assert (asked["tokens"], asked["vocab"], asked["mode"]) == (60, 1000, "eval")
+    both = run("job", "submit", "--missed", "3", *SIZES)
+    assert (both.exit_code, "leave out the options" in both.stderr) == (2, True)
 
 
 def test_what_is_wrong_is_said(run, service: Store, monkeypatch: pytest.MonkeyPatch):

@@ -1,12 +1,13 @@
 import json
 import uuid
+from datetime import datetime, timezone
 
 import pytest
 from fastapi.testclient import TestClient
 
 from flce_tune.service.app import create_app
 from flce_tune.service.settings import ServiceSettings
-from flce_tune.tuning_db.records import JobState
+from flce_tune.tuning_db.records import DeviceRecord, JobState, Miss, ProblemRecord
 from flce_tune.tuning_db.store import Store
 
 
@@ -47,6 +48,57 @@ def test_a_preset_brings_its_own_tokens_and_dtype(client: TestClient):
     assert (problem["tokens"], problem["dtype"]) == (1024, "float32")
 
 
+GPU = DeviceRecord("cuda", "NVIDIA H200", "9.0", 132, 232448)
+CPU = DeviceRecord("cpu", "Some CPU", "0.0", 8, 0)
+
+
+def miss(device: DeviceRecord, vocab: int, count: int, mode: str = "train") -> Miss:
+    problem = ProblemRecord(mode, "bfloat16", "fp32", 64, vocab, 64)
+    return Miss(device, problem, 60, count, datetime.now(timezone.utc))
+
+
+@pytest.mark.parametrize(
+    ("device", "vocabs"),
+    [
+        ("auto", [10, 20, 30]),
+        ("cuda", [10, 30]),
+        ("cuda:1", [10, 30]),
+        ("sm_90", [10, 30]),
+        ("cuda-nvidia-h200-9.0-132-232448", [10, 30]),
+        ("cpu", [10, 20]),
+    ],
+)
+def test_a_job_can_be_about_what_was_missed_most_on_its_device(
+    client: TestClient, store: Store, device: str, vocabs: list[int]
+):
+    found = [miss(GPU, 10, 9), miss(CPU, 20, 5), miss(GPU, 30, 3), miss(CPU, 10, 1)]
+    store.note_misses([*found, miss(GPU, 99, 99, mode="of a later version")])
+    job = submit(client, {"missed": 3, "device": device})
+    assert sorted(p["vocab"] for p in job["spec"]["problems"]) == vocabs
+    first = job["spec"]["problems"][0]
+    assert (first["tokens"], first["hidden"], first["mode"]) == (60, 64, "train")
+    (most,) = submit(client, {"missed": 1, "device": device})["spec"]["problems"]
+    assert most["vocab"] == (20 if device == "cpu" else 10)
+
+
+def test_nothing_missed_is_said(client: TestClient, store: Store):
+    store.note_misses([miss(GPU, 10, 1)])
+    answer = client.post("/v1/jobs", json={"missed": 5, "device": "cpu"})
+    assert answer.status_code == 404
+    assert answer.json()["type"] == "urn:flce-tune:error:nothing-missed"
+
+
+def test_a_job_about_misses_is_made_once_though_misses_change(client: TestClient, store: Store):
+    store.note_misses([miss(GPU, 10, 1)])
+    first = submit(client, {"missed": 5}, **{"Idempotency-Key": "once"})
+    store.note_misses([miss(GPU, 20, 7)])
+    again = submit(client, {"missed": 5}, **{"Idempotency-Key": "once"})
+    assert (again["id"], len(again["spec"]["problems"])) == (first["id"], 1)
+    more = {"missed": 6}
+    other = client.post("/v1/jobs", json=more, headers={"Idempotency-Key": "once"})
+    assert other.status_code == 409
+
+
 def test_the_same_idempotency_key_gives_the_same_job(client: TestClient, job_body: dict):
     first = submit(client, job_body, **{"Idempotency-Key": "once"})
     again = submit(client, job_body, **{"Idempotency-Key": "once"})
@@ -68,6 +120,9 @@ def test_an_idempotency_key_is_not_taken_for_another_job(client: TestClient, job
         ({"problems": []}, "body"),
         ({"preset": "llama3-8b"}, "body"),
         ({"tokens": [8]}, "body"),
+        ({"missed": 5}, "body"),
+        ({"problems": [], "missed": 5, "preset": "llama3-8b"}, "body"),
+        ({"problems": [], "missed": 0}, "body.missed"),
         ({"device": "tpu"}, "body.device"),
         ({"priority": 10**9}, "body.priority"),
         ({"unheard": 1}, "body.unheard"),

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -156,3 +157,31 @@ def test_a_job_of_a_killed_service_is_resumed_and_nothing_is_measured_twice(star
         assert attempts == [1, 2]
         measured = [e.data["config"] for e in store.events(job) if e.kind == "measurement"]
         assert len(measured) == len(set(measured)) > 1
+
+
+TRAINING = """
+import torch
+from flce_tune import linear_cross_entropy
+x, w = torch.randn(60, 32, requires_grad=True), torch.randn(128, 32, requires_grad=True)
+for _ in range(3):
+    linear_cross_entropy(x, w, torch.zeros(60, dtype=torch.long)).backward()
+"""
+
+
+def test_what_training_missed_is_tuned_and_chosen_next_time(start: Start, tmp_path: Path):
+    _, client = start()
+    ours = {"FLCE_TUNE_URL": str(client.base_url), "FLCE_TUNE_DB": str(tmp_path / "own.sqlite3")}
+    environment = {**os.environ, **ours, "FLCE_TUNE_CACHE_DIR": str(tmp_path / "cache")}
+    train = [sys.executable, "-P", "-c", TRAINING]
+    subprocess.run(train, env=environment, check=True)
+    (missed,) = client.get("/v1/misses").json()["items"]
+    assert (missed["tokens"], missed["count"], missed["device"]["kind"]) == (60, 1, "cpu")
+    options = {"quick": True, "strategies": ["chunked", "full"]}
+    body = {"device": "cpu", "missed": 5, "options": options}
+    job = client.post("/v1/jobs", json=body).json()
+    (problem,) = job["spec"]["problems"]
+    assert (problem["tokens"], problem["hidden"], problem["vocab"]) == (60, 32, 128)
+    assert list(follow(client, job["id"]))[-1][1]["state"] == "succeeded"
+    assert client.get("/v1/misses").json()["items"] == []
+    subprocess.run(train, env=environment, check=True)
+    assert client.get("/v1/misses").json()["items"] == []  # what was tuned is not missed again

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 import anyio.to_thread
 from fastapi import APIRouter, Header, Query, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from flce_tune.dispatch.convert import problem_of
 from flce_tune.errors import UnknownStrategyError
 from flce_tune.kernels import strategies
+from flce_tune.kernels.problem import Problem
 from flce_tune.service.auth import Submitter, SubmitterDep, require_admin
 from flce_tune.service.dependencies import FeedsDep, StoreDep
+from flce_tune.service.devices import means
 from flce_tune.service.errors import ApiError, invalid, not_found, responses
 from flce_tune.service.feeds import Feeds
 from flce_tune.service.lookup import preset_of
@@ -24,6 +28,8 @@ from flce_tune.tuning_db.records import Job, JobEvent, JobState
 from flce_tune.tuning_db.store import Store
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+_MISSES_READ = 10_000
 
 EventId = Annotated[int, Header(alias="Last-Event-ID", ge=0, le=2**63 - 1)]
 
@@ -45,9 +51,9 @@ def submit(
     """Queue a job. The same Idempotency-Key again answers with the job it made the first time."""
     if body.priority > 0:
         require_admin(request, scope)
-    spec = _spec(body).model_dump(mode="json")
+    spec = _spec(body, store).model_dump(mode="json")
     job = store.submit_job(spec, priority=body.priority, idempotency_key=idempotency_key)
-    if job.spec != spec:
+    if not _asks_for(job, spec):
         raise ApiError(
             409,
             "idempotency-key-reused",
@@ -146,7 +152,13 @@ def _job(store: Store, job_id: UUID) -> Job:
     return job
 
 
-def _spec(body: JobRequest) -> JobSpec:
+def _asks_for(job: Job, spec: dict[str, Any]) -> bool:
+    """Whether a job is what was asked for; what was missed most changes between two attempts."""
+    varies = {"problems": None} if spec["missed"] is not None else {}
+    return {**job.spec, **varies} == {**spec, **varies}
+
+
+def _spec(body: JobRequest, store: Store) -> JobSpec:
     try:
         for name in body.options.strategies or ():
             strategies.get(name)
@@ -157,4 +169,27 @@ def _spec(body: JobRequest) -> JobSpec:
         preset = preset_of(body.preset)
         found = problems_for(preset, body.tokens, body.dtype, body.mode)
         problems = [ProblemSpec.of(problem) for problem in found]
-    return JobSpec(device=body.device, problems=problems, options=body.options, preset=body.preset)
+    if body.missed is not None:
+        problems = _missed(body.device, body.missed, store)
+    return JobSpec(
+        device=body.device,
+        problems=problems,
+        options=body.options,
+        preset=body.preset,
+        missed=body.missed,
+    )
+
+
+def _missed(device: str, count: int, store: Store) -> list[ProblemSpec]:
+    """What was missed most on the devices that a job may run on, each problem once."""
+    found: dict[Problem, ProblemSpec] = {}
+    for miss in store.misses(limit=_MISSES_READ):
+        if len(found) < count and means(device, miss.device):
+            with contextlib.suppress(ValueError):  # of another version
+                problem = problem_of(miss.problem, miss.tokens)
+                found.setdefault(problem, ProblemSpec.of(problem))
+    if not found:
+        raise not_found(
+            "nothing-missed", f"nothing was missed on a device {device!r}; /v1/misses lists all"
+        )
+    return [*found.values()]
