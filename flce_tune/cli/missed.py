@@ -1,4 +1,4 @@
-"""``flce-tune sweep --missed``: from recorded misses to problems, and their end."""
+"""``flce-tune sweep --missed``: from recorded misses to problems."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from flce_tune.cli.database import open_for_reading
 from flce_tune.cli.exits import NothingFoundError
 from flce_tune.cli.selection import NO_SELECTION, Selection
 from flce_tune.cli.views import problem_text
-from flce_tune.dispatch.convert import device_record, problem_of, problem_record
+from flce_tune.dispatch.convert import device_record, problem_of
 from flce_tune.kernels.problem import Problem, describe_device
-from flce_tune.sweep.events import SweepReport
 from flce_tune.tuning_db.records import Miss
-from flce_tune.tuning_db.store import Store
 
 
 def missed_problems(selection: Selection, device: torch.device) -> list[Problem]:
@@ -41,13 +39,6 @@ def missed_problems(selection: Selection, device: torch.device) -> list[Problem]
             "ends, in a database file that is there already"
         )
     return problems
-
-
-def clear_misses(report: SweepReport, store: Store) -> None:
-    """Forget the misses that ``report`` brought winners for."""
-    for one in report.problems:
-        if one.winners and one.device is not None:
-            store.clear_miss(device_record(one.device), problem_record(one.problem))
 
 
 def _problem(miss: Miss) -> Problem | None:

@@ -81,12 +81,13 @@ def sweep(
     from flce_tune.cli.dry_run import plan, print_plans
     from flce_tune.cli.executors import where as measure_where
     from flce_tune.cli.interrupt import stop_on_signal
-    from flce_tune.cli.missed import clear_misses, missed_problems
+    from flce_tune.cli.missed import missed_problems
     from flce_tune.cli.progress import reporting
     from flce_tune.cli.selection import Selection
     from flce_tune.cli.units import split_commas
     from flce_tune.dispatch.snapshot import without_password
     from flce_tune.sweep.events import SweepOptions
+    from flce_tune.sweep.missed import clear_misses
     from flce_tune.sweep.processes import age_s
     from flce_tune.sweep.sweep import sweep as run_sweep
 

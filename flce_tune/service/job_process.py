@@ -27,6 +27,7 @@ from flce_tune.service import child
 from flce_tune.service.devices import local_devices, select
 from flce_tune.service.schemas import JobSpec
 from flce_tune.sweep.events import Stage, SweepEvents, SweepOptions, SweepReport
+from flce_tune.sweep.missed import clear_misses
 from flce_tune.sweep.sweep import sweep
 from flce_tune.tuning_db.records import Job, JobState, Measurement, Winner
 from flce_tune.tuning_db.store import Store
@@ -187,6 +188,7 @@ def _run(
                 events=JobEvents(store, job_id),
                 should_stop=stop.is_set,
             )
+            clear_misses(report, store)
     except FlceTuneError as error:
         return Outcome(JobState.FAILED, str(error))
     except Exception as error:
