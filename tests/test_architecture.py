@@ -4,6 +4,7 @@
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,3 +151,40 @@ def test_the_symlinks_point_at_the_folders():
     for name in ("kernels", "tuning_db"):
         link = ROOT / "flce_tune" / name
         assert link.resolve() == ROOT / name
+
+
+TURNS_DATA_INTO_CODE = {"eval", "exec", "compile", "__import__", "system", "popen", "execfile"}
+UNSAFE_LIBRARIES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
+
+
+@pytest.mark.parametrize("part", ["service", "client", "worker", "tuning_db"])
+def test_no_pickle_eval_or_shell_where_input_comes_from_others(part: str):
+    """Also not by mistake: what others send reaches none of these, because there are none."""
+    found = []
+    for name, path in sources():
+        if name.split(".")[0] != part:
+            continue
+        tree = ast.parse(path.read_text())
+        libraries = {module.split(".")[0] for module in imported_modules(name, tree)}
+        found += [f"{name} imports {library}" for library in libraries & UNSAFE_LIBRARIES]
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            callee = getattr(call.func, "id", None)  # re.compile and the like are attributes
+            if isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == "os":
+                callee = call.func.attr
+            shell = any(keyword.arg == "shell" for keyword in call.keywords)
+            if callee in TURNS_DATA_INTO_CODE or shell:
+                found.append(f"{name}:{call.lineno} calls {ast.unparse(call.func)}")
+    assert found == []
+
+
+def test_the_image_installs_what_is_pinned():
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert "--constraint /constraints.txt" in dockerfile
+    pinned = {
+        re.split(r"==", line)[0].strip().lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line and not line.startswith("#")
+    }
+    needed = {"fastapi", "starlette", "uvicorn", "pydantic", "jinja2", "sqlalchemy", "alembic"}
+    needed |= {"psycopg", "httpx", "altair", "vl-convert-python", "sse-starlette", "typer"}
+    assert needed <= pinned
