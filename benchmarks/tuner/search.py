@@ -11,6 +11,7 @@ stored, with several seeds. Regret: how much longer the best config found takes 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import random
@@ -18,13 +19,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import runs
 
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
-from flce_tune.kernels.problem import describe_device
-from flce_tune.sweep.candidates import combinations, groups, in_turns, walk
+from flce_tune.kernels.problem import Device, Problem, describe_device
+from flce_tune.sweep.candidates import combinations, groups, in_turns, nearest, walk
 from flce_tune.sweep.measure import OpBench
 from flce_tune.sweep.sampling import sampled
 
@@ -32,7 +34,7 @@ SHARES = (0.05, 0.1, 0.25, 0.5)
 FINE_STEPS = 32  # chunks, and slabs, on a CPU
 
 Times = dict[Config, float]
-Search = Callable[[Times, int], Iterator[Config]]
+Search = Callable[[Times, Sequence[Config], int], Iterator[Config]]
 
 
 def collect(arguments: argparse.Namespace) -> None:
@@ -68,37 +70,56 @@ def collect(arguments: argparse.Namespace) -> None:
     runs.write(arguments.out, problem, {"rounds": arguments.rounds, "table": table})
 
 
-def chance(times: Times, seed: int) -> Iterator[Config]:
+def chance(times: Times, starts: Sequence[Config], seed: int) -> Iterator[Config]:
     yield from random.Random(seed).sample(list(times), len(times))
 
 
-def tpe(times: Times, seed: int) -> Iterator[Config]:
+def tpe(times: Times, starts: Sequence[Config], seed: int) -> Iterator[Config]:
     yield from sampled(list(times), [], times.get, seed)
 
 
-def walk_then_tpe(times: Times, seed: int) -> Iterator[Config]:
-    """As a sweep with a budget; each group's walk starts at a config that the seed chooses."""
-    chooser = random.Random(seed)
-    walks = {
-        (group[0].strategy, group[0].accumulator): walk(
-            group, chooser.choice(group), times.get, times.__contains__
-        )
-        for group in groups(list(times))
-    }
-    seen: dict[Config, None] = {}
-    for batch in in_turns(walks, times.get, set()):
-        for config in batch:
+def as_a_sweep(times: Times, starts: Sequence[Config], seed: int) -> Iterator[Config]:
+    """What a sweep with a budget does: the strategies' defaults, the walk from there, TPE.
+
+    Where nothing has tiles there is no walk.
+    """
+    seen = dict.fromkeys(starts)
+    yield from starts
+    if any(config.logits or config.dx or config.dw for config in times):
+        by_kind = {(c.strategy, c.accumulator): c for c in starts}
+        walks = {
+            kind: walk(group, by_kind[kind], times.get, times.__contains__)
+            for group in groups(list(times))
+            if (kind := (group[0].strategy, group[0].accumulator))
+        }
+        for config in itertools.chain.from_iterable(in_turns(walks, times.get, set())):
             if config not in seen:
                 seen[config] = None
                 yield config
     yield from sampled(list(times), seen, times.get, seed)
 
 
-SEARCHES: dict[str, Search] = {"chance": chance, "TPE": tpe, "walk, then TPE": walk_then_tpe}
+SEARCHES: dict[str, Search] = {"chance": chance, "TPE": tpe, "as a sweep": as_a_sweep}
 
 
-def regrets(times: Times, search: Search, seed: int, counts: Sequence[int]) -> list[float]:
-    found = [times[c] for c in itertools.islice(search(times, seed), max(counts))]
+def starts_in(times: Times, document: dict[str, Any]) -> list[Config]:
+    """The configs of a table that are most like the strategies' defaults on its problem."""
+    fields = document["problem"]
+    problem = Problem(**{**fields, "features": tuple(fields["features"])})
+    stored = document["device"]
+    capability = tuple(map(int, stored["capability"].split(".")))
+    names = [field.name for field in dataclasses.fields(Device)]
+    device = Device(**{n: stored[n] for n in names if n in stored} | {"capability": capability})
+    return [
+        nearest(group, strategies.get(group[0].strategy).default(problem, device))
+        for group in groups(list(times))
+    ]
+
+
+def regrets(
+    times: Times, starts: Sequence[Config], search: Search, seed: int, counts: Sequence[int]
+) -> list[float]:
+    found = [times[c] for c in itertools.islice(search(times, starts, seed), max(counts))]
     best = min(times.values())
     return [min(found[:count]) / best - 1 for count in counts]
 
@@ -106,19 +127,26 @@ def regrets(times: Times, search: Search, seed: int, counts: Sequence[int]) -> l
 def replay(arguments: argparse.Namespace) -> None:
     document = json.loads(arguments.table.read_text())
     times = {Config.from_dict(row["config"]): row["ms"] for row in document["table"]}
+    starts = starts_in(times, document)
     counts = [max(1, round(share * len(times))) for share in SHARES]
     best, middle = min(times.values()), statistics.median(times.values())
     runs.say(
         f"{len(times)} configs; the best takes {best:.3f} ms, the median config "
-        f"{middle / best - 1:.1%} more. Regret, mean (worst) over {arguments.seeds} seeds:"
+        f"{middle / best - 1:.1%} more. Regret, mean (median, 90th percentile, worst) over "
+        f"{arguments.seeds} seeds:"
     )
     heads = (f" {s:.0%} ({c}) |" for s, c in zip(SHARES, counts, strict=True))
     runs.say("| evaluations |" + "".join(heads))
     runs.say("|---|" + "---|" * len(SHARES))
     for name, search in SEARCHES.items():
-        rows = [regrets(times, search, seed, counts) for seed in range(arguments.seeds)]
-        cells = (f" {statistics.mean(c):.2%} ({max(c):.2%}) |" for c in zip(*rows, strict=True))
-        runs.say(f"| {name} |" + "".join(cells))
+        rows = [regrets(times, starts, search, seed, counts) for seed in range(arguments.seeds)]
+        runs.say(f"| {name} |" + "".join(map(_cell, zip(*rows, strict=True))))
+
+
+def _cell(found: Sequence[float]) -> str:
+    ranked = sorted(found)
+    spread = (statistics.median(ranked), ranked[int(0.9 * (len(ranked) - 1))], ranked[-1])
+    return f" {statistics.mean(ranked):.1%} ({', '.join(f'{one:.1%}' for one in spread)}) |"
 
 
 def main() -> None:
@@ -134,7 +162,7 @@ def main() -> None:
     collecting.set_defaults(run=collect)
     replaying = commands.add_parser("replay")
     replaying.add_argument("table", type=Path)
-    replaying.add_argument("--seeds", type=int, default=10)
+    replaying.add_argument("--seeds", type=int, default=50)
     replaying.set_defaults(run=replay)
     arguments = parser.parse_args()
     arguments.run(arguments)

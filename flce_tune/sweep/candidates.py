@@ -83,16 +83,15 @@ class Search:
 
     def tiled(self) -> list[Config]:
         """Configs that hold every tile there is between them, in the order they are needed."""
-        starts = [nearest(group, self._starts[group[0].strategy]) for group in groups(self.space)]
         cover = covering(self.space, self.valid)
-        wanted = dict.fromkeys([*self._always, *starts, *cover])
+        wanted = dict.fromkeys([*self._always, *self._first(), *cover])
         return [config for config in wanted if any(_tiles(config))]
 
     def batches(self, time_of: TimeOf) -> Iterator[list[Config]]:
         """Yield configs to measure, never one twice; ``time_of`` is asked about earlier batches."""
         seen = dict.fromkeys(self._always)
         yield list(seen)
-        sources = [self._fill_up(time_of, seen)] if self._whole else self._sources(time_of, seen)
+        sources = self._sources(time_of, seen)
         for batch in itertools.chain.from_iterable(sources):
             fresh = [config for config in dict.fromkeys(batch) if config not in seen]
             fresh = fresh[: self.budget - len(seen)]
@@ -102,7 +101,13 @@ class Search:
             if len(seen) >= self.budget:
                 return
 
+    def _first(self) -> list[Config]:
+        """Where each strategy, with each accumulator, starts."""
+        return [nearest(group, self._starts[group[0].strategy]) for group in groups(self.space)]
+
     def _sources(self, time_of: TimeOf, seen: Collection[Config]) -> list[Iterator[list[Config]]]:
+        if self._whole:
+            return [iter([self._first()]), self._fill_up(time_of, seen)]
         walks = {
             _group(configs[0]): walk(
                 configs, self._starts[configs[0].strategy], time_of, self.valid

@@ -9,6 +9,7 @@ import torch
 
 from flce_tune.errors import FlceTuneError
 from flce_tune.sweep.check import WrongResultError
+from flce_tune.sweep.resources import HopelessKernelError
 from flce_tune.tuning_db.records import Status
 
 MESSAGE_LIMIT = 2000  # characters of a compiler's complaint that are worth keeping
@@ -34,6 +35,8 @@ def classify(error: BaseException) -> CandidateError:
     message = f"{type(error).__name__}: {error}"
     if isinstance(error, CandidateError):
         return error
+    if isinstance(error, HopelessKernelError):
+        return CandidateError(Status.OUT_OF_RESOURCES, str(error))
     if isinstance(error, WrongResultError):
         return CandidateError(Status.WRONG_RESULT, str(error), error.errors)
     return CandidateError(_status(error), message)

@@ -47,12 +47,17 @@ class Bench(Protocol):
     """
 
     def compile(self, config: Config, ragged: bool) -> None:
-        """Run the config once, unchecked: here, or on the ragged neighbour."""
+        """Run the config once, unchecked: here, or on the ragged neighbour.
+
+        Raises:
+            HopelessKernelError: its kernels cannot be fast.
+        """
 
     def trial(self, config: Config) -> Trial:
         """Check the config, then time one run and take its workspace.
 
         Raises:
+            HopelessKernelError: its kernels cannot be fast.
             WrongResultError: the config computes something else.
         """
 
@@ -105,12 +110,15 @@ class OpBench:
 
     def compile(self, config: Config, ragged: bool) -> None:
         """Run the config once, unchecked: here, or on the ragged neighbour."""
-        (self._neighbour() if ragged else self)._warm_up(config)
+        with watched_kernels() as kernels:
+            (self._neighbour() if ragged else self)._warm_up(config)
+        kernels.require_hope()
 
     def trial(self, config: Config) -> Trial:
         """Check the config, then time one run and take its workspace."""
         self._ragged = None  # its memory must not come and go while the workspace is measured
         errors, kernels = self._check(config)
+        kernels.require_hope()
         same = _Binaries(replace(config, logits=None, dx=None, dw=None), tuple(kernels.launches))
         if kernels.launches and same in self._timed:
             first = self._timed[same]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from flce_tune.errors import SweepError
 from flce_tune.kernels.config import Config
@@ -18,7 +18,7 @@ from flce_tune.kernels.problem import Problem
 from flce_tune.sweep.failures import CandidateError
 from flce_tune.sweep.measure import BenchFactory
 from flce_tune.sweep.places import Place, PlaceLostError
-from flce_tune.sweep.worker import StoppedError
+from flce_tune.sweep.worker import POLL_S, StoppedError
 
 CHUNK = 256  # tokens
 PARTS = 4  # the first, the last and those between them have kernels of their own
@@ -89,6 +89,34 @@ class Precompiler:
         wanted = frozenset[Kernel]().union(*(_Task(c, ragged).kernels for c in configs))
         with self._changed:
             self._todo.sort(key=lambda task: not task.kernels & wanted)
+
+    def ready_first(
+        self,
+        configs: Sequence[Config],
+        *,
+        ragged: bool,
+        hurry: Callable[[], bool],
+        should_stop: Callable[[], bool],
+    ) -> Iterator[Config]:
+        """Yield configs in their order, but those that wait for nothing first.
+
+        With nothing to wait for or in a ``hurry``, in their order alone.
+
+        Raises:
+            StoppedError: ``should_stop`` said so.
+        """
+        self.prefer(configs, ragged=ragged)
+        left = list(configs)
+        while left:
+            ready = (c for c in left if hurry() or not self.waiting(c, ragged=ragged))
+            first = next(ready, None)
+            if first is not None:
+                left.remove(first)
+                yield first
+                continue
+            self.wait(POLL_S)
+            if should_stop():
+                raise StoppedError
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return when something has been compiled, nothing is to come, or the time is over."""

@@ -8,8 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flce_tune.errors import FlceTuneError
+
+HOPELESS_SPILLS = 256
+"""Registers a thread that a kernel keeps in memory. Winners have up to 14; what a whole accumulator
+spills is many times slower than its neighbours."""
+
 Launch = tuple[str, tuple[int, ...]]
 """A kernel's binary, as its SHA-256, and its grid."""
+
+
+class HopelessKernelError(FlceTuneError):
+    """A kernel that compiled and cannot be fast."""
 
 
 @dataclass(slots=True)
@@ -27,6 +37,18 @@ class KernelResources:
         self.registers = max(self.registers or 0, registers)
         self.spills = max(self.spills or 0, spills)
         self.shared_memory = max(self.shared_memory or 0, shared_memory)
+
+    def require_hope(self) -> None:
+        """Refuse what spills so much that timing it would only cost time.
+
+        Raises:
+            HopelessKernelError: a kernel spills more than HOPELESS_SPILLS.
+        """
+        if (self.spills or 0) > HOPELESS_SPILLS:
+            raise HopelessKernelError(
+                f"a kernel spills {self.spills} registers a thread; "
+                f"at most {HOPELESS_SPILLS} are tried"
+            )
 
 
 @contextlib.contextmanager

@@ -1,15 +1,18 @@
 """Samples a space that the budget does not cover: Optuna's TPE, asked for a config, told its time.
 
-A config is a point of a flat space: its strategy with its accumulator, each size by its rank among
-the proposed ones, each tile as a label. Fields that a strategy has no use for are drawn as well:
-what is learnt about a tile counts for every strategy. Time alone is optimised: the workspace is
-known beforehand, and small ones come from the walk.
+A config is a path: its strategy with its accumulator, then only the fields that vary there. A size
+is its rank among the proposed ones, under a name of the strategy's own: a chunk means something
+else to each. A tile is a label, under one name for all: what is learnt about it counts for every
+strategy. Each field is modelled on its own. (Where fields that a strategy has no use for are drawn
+as well, to make the space flat, what chance puts there is learnt, too.) Time alone is optimised:
+the workspace is known beforehand, and small ones come from the walk.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flce_tune.kernels.config import Config
@@ -18,12 +21,12 @@ if TYPE_CHECKING:
     import optuna
 
 STARTUP = 8  # random configs before there is anything to learn from
-VARIATIONS = 30  # of what is asked for, where that is known already or cannot run
 FAILED = 1e12  # ms; only ranks count
 SIZES = ("chunk", "slab")
-TILES = ("logits", "dx", "dw")
+FIELDS = (*SIZES, "logits", "dx", "dw")
 
 TimeOf = Callable[[Config], float | None]  # ms of a measured config, None if it failed
+Kind = tuple[str, str]  # strategy and accumulator
 
 
 def available() -> bool:
@@ -43,108 +46,123 @@ def sampled(
     ``time_of`` is asked about each proposal before the next one, and about ``known`` at the start.
     The same answers and the same seed give the same proposals.
     """
-    space = _Space(grid, seed)
-    study = _study(seed)
-    seen = set(known)
-    for config in known:
-        if config in space.grid:
-            study.add_trial(space.trial(space.parameters(config), time_of(config)))
+    space, study = _Space(grid), _study(seed)
     shuffled = random.Random(seed).sample(grid, len(grid))
-    left = dict.fromkeys(config for config in shuffled if config not in seen)
-    while left:
-        parameters = _asked(study, space, seen) or space.parameters(next(iter(left)))
-        config = space.config(parameters)
-        del left[config]
-        seen.add(config)
+    left: dict[Kind, dict[Config, None]] = {kind: {} for kind in space.kinds}
+    for config in shuffled:
+        left[_kind(config)][config] = None
+    for config in known:
+        if config in left.get(_kind(config), ()):
+            del left[_kind(config)][config]
+            study.add_trial(space.trial(config, time_of(config)))
+    while any(left.values()):
+        kind, wanted = _asked(study, space)
+        # What is asked for is known already, or cannot run: the most similar one that is left.
+        there = left[kind] or next(configs for configs in left.values() if configs)
+        config = min(there, key=lambda config: space.distance(config, kind, wanted))
+        del there[config]
         yield config
-        study.add_trial(space.trial(parameters, time_of(config)))
+        study.add_trial(space.trial(config, time_of(config)))
 
 
 class _Space:
     """Between configs and Optuna's parameters."""
 
-    def __init__(self, grid: Sequence[Config], seed: int) -> None:
+    def __init__(self, grid: Sequence[Config]) -> None:
+        self.kinds = sorted(set(map(_kind, grid)))
+        self._values: dict[str, list[Any]] = {}  # by parameter
+        self.parameters: dict[Kind, dict[str, str]] = {}  # by field, of those that vary
+        for kind in self.kinds:
+            configs = [config for config in grid if _kind(config) == kind]
+            varying = [f for f in FIELDS if len({getattr(c, f) for c in configs}) > 1]
+            self.parameters[kind] = {f: _parameter(kind, f) for f in varying}
+        for config in grid:
+            for field, name in self.parameters[_kind(config)].items():
+                values = self._values.setdefault(name, [])
+                if getattr(config, field) not in values:
+                    values.append(getattr(config, field))
+        for values in self._values.values():
+            if all(value is None or isinstance(value, int) for value in values):
+                values.sort(key=lambda size: math.inf if size is None else size)
+        self._ranks = {
+            name: {value: rank for rank, value in enumerate(values)}
+            for name, values in self._values.items()
+        }
+
+    def distributions(self, kind: Kind) -> dict[str, Any]:
+        """What a config of this kind is drawn from, but the kind itself."""
         from optuna.distributions import CategoricalDistribution, IntDistribution
 
-        self._random = random.Random(seed)
-        self.grid = frozenset(grid)
-        self._kinds = sorted({(c.strategy, c.accumulator) for c in grid})
-        self._fields = {
-            kind: [
-                name
-                for name in (*SIZES, *TILES)
-                if any(getattr(c, name) for c in grid if (c.strategy, c.accumulator) == kind)
-            ]
-            for kind in self._kinds
+        return {
+            name: IntDistribution(0, len(self._values[name]) - 1)
+            if field in SIZES
+            else CategoricalDistribution(range(len(self._values[name])))
+            for field, name in self.parameters[kind].items()
         }
-        self._values: dict[str, list[Any]] = {
-            name: sorted({getattr(c, name) for c in grid} - {None}) for name in SIZES
+
+    def all_kinds(self) -> Any:
+        """What a kind is drawn from."""
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(range(len(self.kinds)))
+
+    def count(self, parameter: str) -> int:
+        """How many values a parameter has."""
+        return len(self._values[parameter])
+
+    def ranks(self, config: Config) -> dict[str, int]:
+        """The parameters of a config, but its kind."""
+        return {
+            name: self._ranks[name][getattr(config, field)]
+            for field, name in self.parameters[_kind(config)].items()
         }
-        for name in TILES:
-            self._values[name] = list(dict.fromkeys(getattr(c, name) for c in grid))
-        self.distributions: dict[str, Any] = {
-            "kind": CategoricalDistribution(range(len(self._kinds)))
-        }
-        self._sizes = {"kind": len(self._kinds)}
-        self._sizes |= {name: len(values) for name, values in self._values.items()}
-        for name, values in self._values.items():
-            if len(values) > 1:
-                ranks = range(len(values))
-                self.distributions[name] = (
-                    IntDistribution(0, ranks[-1])
-                    if name in SIZES
-                    else CategoricalDistribution(ranks)
-                )
 
-    def config(self, parameters: dict[str, int]) -> Config:
-        """The config that parameters mean; it may be none of the grid's."""
-        kind = self._kinds[parameters["kind"]]
-        strategy, accumulator = kind
-        chosen = {name: self._values[name][parameters.get(name, 0)] for name in self._fields[kind]}
-        return Config(strategy, accumulator=accumulator, **chosen)
+    def distance(self, config: Config, kind: Kind, wanted: Mapping[str, int]) -> float:
+        """How unlike a config is to what was asked for; 0 for one of another kind, too."""
+        if _kind(config) != kind:
+            return 0.0
+        total = 0.0
+        for field, name in self.parameters[kind].items():
+            apart = abs(self._ranks[name][getattr(config, field)] - wanted[name])
+            total += apart / len(self._values[name]) if field in SIZES else apart > 0
+        return total
 
-    def parameters(self, config: Config) -> dict[str, int]:
-        """Parameters that mean a config of the grid; what it has no use for is left to chance."""
-        kind = config.strategy, config.accumulator
-        parameters = {"kind": self._kinds.index(kind)}
-        for name in [name for name in self.distributions if name != "kind"]:
-            values = self._values[name]
-            used = name in self._fields[kind]
-            parameters[name] = (
-                values.index(getattr(config, name)) if used else self._random.randrange(len(values))
-            )
-        return parameters
-
-    def around(self, parameters: dict[str, int]) -> Iterator[dict[str, int]]:
-        """The parameters, then with more and more of them drawn anew."""
-        yield parameters
-        names = list(self.distributions)
-        for number in range(VARIATIONS):
-            drawn = self._random.sample(names, 1 + number * len(names) // VARIATIONS)
-            yield parameters | {name: self._random.randrange(self._sizes[name]) for name in drawn}
-
-    def trial(self, parameters: dict[str, int], ms: float | None) -> optuna.trial.FrozenTrial:
+    def trial(self, config: Config, ms: float | None) -> optuna.trial.FrozenTrial:
         """What came of a config; None: it failed."""
         from optuna.trial import create_trial
 
+        kind = _kind(config)
         return create_trial(
             value=FAILED if ms is None else ms,
-            params=parameters,
-            distributions=self.distributions,
+            params={"kind": self.kinds.index(kind), **self.ranks(config)},
+            distributions={"kind": self.all_kinds(), **self.distributions(kind)},
         )
 
 
-def _asked(study: optuna.Study, space: _Space, seen: Collection[Config]) -> dict[str, int] | None:
-    """Parameters of a new config, what the sampler asks for or near it; None if there is none."""
+def _kind(config: Config) -> Kind:
+    return config.strategy, config.accumulator
+
+
+def _parameter(kind: Kind, field: str) -> str:
+    return f"{field} of {kind[0]}" if field in SIZES else field
+
+
+def _asked(study: optuna.Study, space: _Space) -> tuple[Kind, dict[str, int]]:
+    """The kind and the ranks that the sampler asks for."""
     from optuna.trial import TrialState
 
-    trial = study.ask(space.distributions)
+    trial = study.ask()
+    kind = space.kinds[trial.suggest_categorical("kind", range(len(space.kinds)))]
+    ranks = {}
+    for field, name in space.parameters[kind].items():
+        choices = range(space.count(name))
+        ranks[name] = (
+            trial.suggest_int(name, 0, choices[-1])
+            if field in SIZES
+            else trial.suggest_categorical(name, choices)
+        )
     study.tell(trial, state=TrialState.FAIL)  # a config is added once its time is known
-    for parameters in space.around(trial.params):
-        config = space.config(parameters)
-        if config in space.grid and config not in seen:
-            return parameters
-    return None
+    return kind, ranks
 
 
 def _study(seed: int) -> optuna.Study:
@@ -153,7 +171,9 @@ def _study(seed: int) -> optuna.Study:
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # it announces each study
     try:
-        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
+        sampler = optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=STARTUP, multivariate=False
+        )
         return optuna.create_study(sampler=sampler)
     finally:
         optuna.logging.set_verbosity(verbosity)

@@ -39,7 +39,7 @@ class Trials:
     def __init__(
         self,
         call: Call,
-        on_failure: Callable[[Config, CandidateError], None],
+        on_failure: Callable[[Config, CandidateError], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``on_failure`` hears of configs that ran once and failed later; they leave ``racers``."""

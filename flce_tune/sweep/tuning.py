@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flce_tune.dispatch.convert import config_of, device_record, problem_record
 from flce_tune.dispatch.rules import Query, usable_front
 from flce_tune.dispatch.snapshot import Snapshot
-from flce_tune.errors import InvalidConfigError, SweepError
+from flce_tune.errors import SweepError
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Problem
@@ -19,10 +17,11 @@ from flce_tune.sweep.candidates import Search
 from flce_tune.sweep.events import ProblemReport, Stage, SweepEvents, SweepOptions
 from flce_tune.sweep.failures import CandidateError
 from flce_tune.sweep.interval import FEWEST
+from flce_tune.sweep.journal import Journal
 from flce_tune.sweep.measure import BenchFactory
 from flce_tune.sweep.places import Place
 from flce_tune.sweep.precompile import Precompiler
-from flce_tune.sweep.race import Racer, by_promise, front, half_iqr, shortlist
+from flce_tune.sweep.race import by_promise, front, shortlist
 from flce_tune.sweep.schedule import Clock, Schedule, effort_of
 from flce_tune.sweep.trials import Trials
 from flce_tune.sweep.worker import Method, StoppedError
@@ -30,12 +29,9 @@ from flce_tune.tuning_db.records import Measurement, Status, Winner, canonical_c
 from flce_tune.tuning_db.store import Store
 
 PERMANENT = (Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES)  # wherever and whenever it is tried
-
-
 SECOND_CHANCES = 40  # configs that run again, at most
 LEAST_ROUNDS = 2  # of the final, however late it is
 FEWEST_FINALISTS = 3
-WAIT_S = 0.1  # for a compiler, before should_stop is asked again
 
 
 class ProblemSweep:
@@ -66,15 +62,12 @@ class ProblemSweep:
         self._should_stop = should_stop or (lambda: False)
         self._make_bench = make_bench
         self._runner = place.runner(make_bench, problem, options.seed, self._should_stop)
-        self._device_record = device_record(self._device)
-        self._problem_record = problem_record(problem)
-        self._toolchain = place.toolchain
-        self._trials = Trials(self._call, self._store_failure, clock)
+        self._journal = Journal(store, place, problem)
+        self._trials = Trials(self._call, self._journal.failed, clock)
         self._compiler: Precompiler | None = None
         self._uncompilable: set[Config] = set()
         self._stages: list[tuple[Stage, float]] = []  # and when they started
         self._progress = ProblemReport(problem, place.device)
-        self._failures: Counter[Status] = Counter()
         self._started = clock()
 
     def run(self) -> ProblemReport:
@@ -115,7 +108,7 @@ class ProblemSweep:
         ends = [*(start for _, start in self._stages[1:]), now]
         return replace(
             self._progress,
-            failures=dict(self._failures),
+            failures=dict(self._journal.failures),
             seconds=now - self._started,
             stages={s: end - start for (s, start), end in zip(self._stages, ends, strict=True)},
         )
@@ -126,15 +119,11 @@ class ProblemSweep:
 
     def _incumbents(self) -> list[Config]:
         """The stored winners that can run here, fastest first."""
-        configs = []
-        for winner in self._store.winners(device=self._device_record, problem=self._problem_record):
-            try:
-                config = config_of(winner.measurement)
-            except InvalidConfigError:
-                continue
-            if strategies.reject(config, self._problem, self._device) is None:
-                configs.append(config)
-        return configs
+        return [
+            config
+            for config in self._journal.winning()
+            if strategies.reject(config, self._problem, self._device) is None
+        ]
 
     def _near(self) -> list[Config]:
         """The front that the dispatcher would start from, stored or shipped; it may be empty."""
@@ -144,7 +133,7 @@ class ProblemSweep:
 
     def _resume(self, configs: Sequence[Config]) -> list[Config]:
         """Take over what was measured before; return the rest."""
-        known = self._known()
+        known = self._journal.known()
         todo = []
         for config in configs:
             earlier = known.get(canonical_config(config.to_dict()))
@@ -156,17 +145,11 @@ class ProblemSweep:
         self._progress = replace(self._progress, resumed=resumed)
         return todo
 
-    def _known(self) -> dict[str, Measurement]:
-        """What this toolchain measured here before, by canonical config."""
-        return self._store.measured_configs(
-            self._device_record, self._problem_record, self._problem.tokens, self._toolchain
-        )
-
     def _compile(self, search: Search) -> Precompiler | None:
-        """Start to compile all tiles on a GPU, and wait until there is something to measure."""
+        """Start to compile all tiles on a GPU that are not known from before."""
         if self._device.kind != "cuda" or not self._options.isolate:
             return None
-        known = self._known()
+        known = self._journal.known()
         todo = [c for c in search.tiled() if canonical_config(c.to_dict()) not in known]
         compiler = Precompiler(
             todo,
@@ -184,41 +167,31 @@ class ProblemSweep:
 
         What has been compiled goes first. However late it is, something is measured.
         """
-        for config in self._as_compiled(todo):
+        for config in self._ready(todo, "measure"):
             if self._schedule.over("measure") and self._trials.racers:
                 return False
             self._store_uncompilable(total)
             if config not in self._uncompilable:
-                self._store_measured(self._try(config), total)
+                self._tell(self._try(config), total)
         return True
+
+    def _ready(self, configs: Sequence[Config], stage: Stage) -> Iterable[Config]:
+        """The configs in their order, but those that need no compiler any more first."""
+        if self._compiler is None:
+            return configs
+        return self._compiler.ready_first(
+            configs,
+            ragged=stage == "race",
+            hurry=lambda: self._schedule.over(stage),
+            should_stop=self._should_stop,
+        )
 
     def _store_uncompilable(self, total: int) -> None:
         failures = self._compiler.failures() if self._compiler is not None else {}
         for config, error in failures.items():
             if error.status in PERMANENT and config not in self._uncompilable:
                 self._uncompilable.add(config)
-                self._store_measured(self._failed(config, error), total)
-
-    def _as_compiled(self, configs: Sequence[Config], *, ragged: bool = False) -> Iterator[Config]:
-        """The configs in their order, but those that need no compiler any more first."""
-        left = list(configs)
-        stage: Stage = "race" if ragged else "measure"
-        compiler = self._compiler
-        if compiler is not None:
-            compiler.prefer(left, ragged=ragged)
-        while left:
-            chosen = left[0]
-            if compiler is not None and not self._schedule.over(stage):
-                ready = (c for c in left if not compiler.waiting(c, ragged=ragged))
-                first = next(ready, None)
-                if first is None:
-                    compiler.wait(WAIT_S)
-                    if self._should_stop():
-                        raise StoppedError
-                    continue
-                chosen = first
-            left.remove(chosen)
-            yield chosen
+                self._tell(self._journal.failed(config, error), total)
 
     def _leave_out(self, budget: int) -> None:
         done = self._progress.measured + self._progress.resumed
@@ -228,9 +201,10 @@ class ProblemSweep:
         try:
             racer = self._trials.run(config)
         except CandidateError as error:
-            return self._failed(config, error)
+            return self._journal.failed(config, error)
         twin = self._trials.twin(config)
-        return self._timed(racer, f"not timed: the same binaries as {twin}" if twin else "")
+        message = f"not timed: the same binaries as {twin}" if twin else ""
+        return self._journal.timed(racer, self._trials.checked[config], message)
 
     def _race(self, always: Sequence[Config]) -> None:
         """Run the best third again."""
@@ -247,7 +221,7 @@ class ProblemSweep:
         def late(rounds: int = 0) -> bool:
             return self._schedule.over("race")
 
-        passed = self._trials.passing(self._as_compiled(checked, ragged=True), late)
+        passed = self._trials.passing(self._ready(checked, "race"), late)
         self._trials.again(passed, self._effort.second_runs, late)
 
     def _final(self, default: Config, incumbents: Sequence[Config]) -> None:
@@ -271,8 +245,8 @@ class ProblemSweep:
         results = self._trials.in_turns(finalists, self._effort.rounds, enough)
         racers = [replace(self._trials.racers[config], samples=s) for config, s in results.items()]
         if not racers:
-            raise SweepError(self._all_failed())
-        stored = {r.key: self._store.add_measurement(self._timed(r)) for r in racers}
+            raise SweepError(self._journal.all_failed())
+        stored = {r.key: self._journal.timed(r, self._trials.checked[r.key]) for r in racers}
         default_ms = stored[default].median_ms if default in stored else None
         eager_ms = self._trials.plain_ms(lambda: self._schedule.over("final"))
         winners = tuple(
@@ -284,19 +258,17 @@ class ProblemSweep:
                 key=lambda winner: winner.measurement.median_ms or 0.0,
             )
         )
-        self._store.set_winners(self._device_record, self._problem_record, winners)
+        self._journal.set_winners(winners)
         self._progress = replace(
             self._progress, winners=winners, default_ms=default_ms, eager_ms=eager_ms
         )
         self._events.on_winners(winners)
 
     def _retry(self, config: Config) -> bool:
-        measurement = self._try(config)
-        if measurement.status is not Status.OK:
-            self._trials.racers.pop(config, None)
-            self._store.add_measurement(measurement)
-            return False
-        return True
+        if self._try(config).status is Status.OK:
+            return True
+        self._trials.racers.pop(config, None)
+        return False
 
     def _finalists(self, always: Sequence[Config]) -> list[Config]:
         """As many as there is time for, fastest first."""
@@ -312,55 +284,12 @@ class ProblemSweep:
                 break
         return [racer.key for racer in chosen]
 
-    def _store_failure(self, config: Config, error: CandidateError) -> None:
-        self._store.add_measurement(self._failed(config, error))
-
     def _call(self, method: Method, *args: object) -> Any:
         if self._should_stop():
             raise StoppedError
         return self._runner.call(method, *args, timeout_s=self._options.timeout_s)
 
-    def _timed(self, racer: Racer[Config], message: str = "") -> Measurement:
-        trial = self._trials.checked[racer.key]
-        return self._record(
-            racer.key,
-            Status.OK,
-            samples_ms=racer.samples,
-            median_ms=racer.median,
-            spread_ms=half_iqr(racer.samples),
-            workspace_bytes=racer.workspace,
-            errors=trial.errors,
-            clocks_mhz=trial.clocks_mhz,
-            registers=trial.registers,
-            spills=trial.spills,
-            shared_memory=trial.shared_memory,
-            message=message,
-        )
-
-    def _failed(self, config: Config, error: CandidateError) -> Measurement:
-        self._failures[error.status] += 1
-        return self._record(config, error.status, errors=error.errors, message=error.message)
-
-    def _record(self, config: Config, status: Status, **outcome: Any) -> Measurement:
-        return Measurement(
-            device=self._device_record,
-            toolchain=self._toolchain,
-            problem=self._problem_record,
-            tokens=self._problem.tokens,
-            config=config.to_dict(),
-            status=status,
-            **outcome,
-        )
-
-    def _store_measured(self, measurement: Measurement, total: int) -> None:
-        stored = self._store.add_measurement(measurement)
+    def _tell(self, stored: Measurement, total: int) -> None:
         self._progress = replace(self._progress, measured=self._progress.measured + 1)
         done = self._progress.measured + self._progress.resumed
         self._events.on_measurement(stored, done, max(done, total))
-
-    def _all_failed(self) -> str:
-        counts = ", ".join(f"{count} {s.value}" for s, count in self._failures.most_common())
-        return (
-            f"none of the configs ran ({counts or 'there were none'}); "
-            "'flce-tune show --failed' lists their messages"
-        )

@@ -11,7 +11,6 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ from flce_tune.sweep.measure import BenchFactory, OpBench
 from flce_tune.sweep.places import LocalPlace
 from flce_tune.sweep.tuning import ProblemSweep
 from flce_tune.sweep.worker import StoppedError
-from flce_tune.tuning_db.records import Measurement, ProblemRecord, Status, Winner
+from flce_tune.tuning_db.records import ProblemRecord, Status, Winner
 from flce_tune.tuning_db.store import Store
 
 
@@ -150,7 +149,6 @@ class _Again(ProblemSweep):
         default = strategies.default(self._problem, self._device)
         incumbents = [c for w in winners if (c := _config(w)) and self._why_not(c) is None]
         configs = list(dict.fromkeys([default, *incumbents]))
-        self._outcomes: dict[Config, Measurement] = {}
         try:
             self._events.on_start(self._problem, len(configs))
             self._events.on_stage("measure", len(configs))
@@ -171,7 +169,7 @@ class _Again(ProblemSweep):
             return Verdict(winner, f"it cannot run here: {reason}")
         if any(_config(left) == config for left in self._progress.winners):
             return Verdict(winner, None)
-        outcome = self._outcomes[config]
+        outcome = self._journal.outcomes[config]
         if outcome.status is not Status.OK:
             message = " ".join(outcome.message.split())[:200]
             return Verdict(winner, f"{outcome.status.value}: {message}")
@@ -184,11 +182,6 @@ class _Again(ProblemSweep):
 
     def _why_not(self, config: Config) -> str | None:
         return strategies.reject(config, self._problem, self._device)
-
-    def _record(self, config: Config, status: Status, **outcome: Any) -> Measurement:
-        measurement = super()._record(config, status, **outcome)
-        self._outcomes[config] = measurement
-        return measurement
 
 
 def _config(winner: Winner) -> Config | None:

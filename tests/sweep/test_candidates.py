@@ -3,6 +3,7 @@ import itertools
 import pytest
 import torch
 
+from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config, Tile
 from flce_tune.kernels.problem import Device, Problem, describe_device
 from flce_tune.kernels.strategies.common import TILES as TILES_PROPOSED
@@ -97,11 +98,20 @@ def test_a_budget_is_spent_to_the_last_config(problem, device, budget):
     assert len(set(measured)) == len(measured) == budget
 
 
+def test_a_budget_begins_with_each_strategys_own_default():
+    search = Search(SMALL, CPU, SweepOptions(budget=9), [Config("full")])
+    names = strategies.names()
+    starts = [strategies.get(name).default(SMALL, CPU) for name in names]
+    measured = run(search)[: 1 + len(starts)]
+    assert {c.strategy for c in measured} == {c.strategy for c in search.space}
+    assert set(measured) >= {c for c in starts if c in search.space}
+
+
 def test_without_optuna_chance_chooses_and_says_so(monkeypatch):
     monkeypatch.setattr("flce_tune.sweep.sampling.available", lambda: False)
-    search = Search(SMALL, CPU, SweepOptions(budget=4), [])
+    search = Search(SMALL, CPU, SweepOptions(budget=8), [])
     with pytest.warns(UserWarning, match=r"pip install 'flce-tune\[search\]'"):
-        assert len(set(run(search))) == 4
+        assert len(set(run(search))) == 8
 
 
 def test_a_budget_for_everything_needs_no_optuna(monkeypatch, recwarn):
@@ -151,7 +161,7 @@ def test_a_walk_starts_at_the_nearest_known_winner():
 
 def test_the_sample_depends_on_the_seed_alone():
     def measured(seed):
-        return run(Search(SMALL, CPU, SweepOptions(budget=4, seed=seed), []))
+        return run(Search(SMALL, CPU, SweepOptions(budget=8, seed=seed), []))
 
     assert measured(0) == measured(0)
     assert measured(0) != measured(1)

@@ -2,7 +2,11 @@ import types
 
 import pytest
 
-from flce_tune.sweep.resources import watched_kernels
+from flce_tune.kernels.config import Config
+from flce_tune.sweep.failures import classify
+from flce_tune.sweep.measure import OpBench
+from flce_tune.sweep.resources import HopelessKernelError, KernelResources, watched_kernels
+from flce_tune.tuning_db.records import Status
 
 compiler = pytest.importorskip("triton.compiler")
 
@@ -44,3 +48,34 @@ def test_without_kernels_nothing_is_claimed():
     with watched_kernels() as resources:
         pass
     assert resources.registers is resources.spills is resources.shared_memory is None
+
+
+@pytest.mark.parametrize(("spills", "hopeless"), [(None, False), (14, False), (257, True)])
+def test_what_spills_an_accumulator_is_not_tried(spills, hopeless):
+    resources = KernelResources(spills=spills)
+    if not hopeless:
+        resources.require_hope()
+        return
+    with pytest.raises(HopelessKernelError, match="257 registers a thread") as caught:
+        resources.require_hope()
+    assert classify(caught.value).status is Status.OUT_OF_RESOURCES
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_hopeless_kernel_is_refused_when_it_is_compiled_and_before_it_is_timed(
+    problem, cpu, monkeypatch, ragged
+):
+    monkeypatch.setattr(compiler.CompiledKernel, "launch_metadata", lambda kernel, *args: args)
+    run = OpBench._run
+
+    def spilling(bench, config):
+        compiler.CompiledKernel.launch_metadata(kernel(255, 1000, 0), (1,), 0)
+        return run(bench, config)
+
+    monkeypatch.setattr(OpBench, "_run", spilling)
+    monkeypatch.setattr(OpBench, "time", lambda bench, config: pytest.fail("it was timed"))
+    bench = OpBench(problem, cpu, seed=0)
+    with pytest.raises(HopelessKernelError):
+        bench.compile(Config("full"), ragged)
+    with pytest.raises(HopelessKernelError):
+        bench.trial(Config("full"))
