@@ -60,7 +60,7 @@ class Journal:
             registers=trial.registers,
             spills=trial.spills,
             shared_memory=trial.shared_memory,
-            message=message,
+            message="; ".join(filter(None, (message, _throttled(trial)))),
         )
 
     def failed(self, config: Config, error: CandidateError) -> Measurement:
@@ -92,3 +92,7 @@ class Journal:
         )
         self.outcomes[config] = self._store.add_measurement(measurement)
         return self.outcomes[config]
+
+
+def _throttled(trial: Trial) -> str:
+    return f"clocks lowered by {', '.join(trial.throttled)}" if trial.throttled else ""

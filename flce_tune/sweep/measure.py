@@ -16,6 +16,7 @@ from flce_tune.kernels.op import linear_cross_entropy
 from flce_tune.kernels.problem import Problem
 from flce_tune.kernels.reduction import LossOutputs
 from flce_tune.sweep.check import Checker, Errors, WrongResultError, poisoned
+from flce_tune.sweep.clocks import clock_mhz, throttle_reasons
 from flce_tune.sweep.inputs import make_inputs, plain_loss
 from flce_tune.sweep.ragged import ragged_neighbour
 from flce_tune.sweep.resources import KernelResources, Launch, watched_kernels
@@ -37,6 +38,7 @@ class Trial:
     registers: int | None = None  # of the largest Triton kernel, if there is one
     spills: int | None = None
     shared_memory: int | None = None  # bytes per block
+    throttled: tuple[str, ...] = ()  # what held the clocks down
     same_as: Config | None = None  # measured before, with the same binaries: whose time this is
 
 
@@ -130,10 +132,11 @@ class OpBench:
             sample_ms,
             workspace,
             errors,
-            _clock_mhz(self._device),
+            clock_mhz(self._device),
             kernels.registers,
             kernels.spills,
             kernels.shared_memory,
+            throttled=throttle_reasons(self._device),
         )
         return self._trials[config]
 
@@ -248,13 +251,3 @@ def _cuda_timer(device: torch.device) -> Callable[[Run], float]:
         return float(start.elapsed_time(end))
 
     return timed
-
-
-def _clock_mhz(device: torch.device) -> int | None:
-    """The SM clock now; None on a CPU and where NVML's Python bindings are missing."""
-    if device.type != "cuda":
-        return None
-    try:
-        return torch.cuda.clock_rate(device)
-    except (ImportError, RuntimeError):
-        return None

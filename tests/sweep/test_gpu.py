@@ -75,6 +75,23 @@ def test_what_was_compiled_ahead_is_not_compiled_again(gpu, tmp_path, monkeypatc
     assert not again & {"logits_kernel.cubin", "slab_gradient_kernel.cubin", "product_kernel.cubin"}
 
 
+def test_a_ruined_context_costs_the_candidate_alone(planted, extra_on_gpu, store, gpu):
+    strategy = extra_on_gpu
+    options = SweepOptions(strategies=(strategy.name,), quick=True)
+    report = sweep([PROBLEM], store, gpu, options, make_bench=planted.GpuBench)
+    failed = {config_of(m): m.status for m in store.measurements() if m.status is not Status.OK}
+    assert failed == {strategy.config(fault): Status.CRASH for fault in strategy.faults}
+    assert report.winners
+
+
+@pytest.fixture
+def extra_on_gpu(planted):
+    strategy = planted.PlantedOnGpu()
+    strategies.register(strategy)
+    yield strategy
+    strategies.unregister(strategy.name)
+
+
 def test_the_measured_workspace_resembles_the_estimate(gpu):
     from flce_tune.kernels.problem import describe_device
 

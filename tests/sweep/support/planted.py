@@ -11,6 +11,18 @@ from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config, Tile
 from flce_tune.sweep.measure import OpBench
 
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    pass
+else:
+
+    @triton.jit
+    def poke(pointer):
+        tl.store(pointer + 1099511627776, 1.0)  # terabytes away
+
+
 FULL = Config("full")
 
 
@@ -93,6 +105,29 @@ class PlantedBench(OpBench):
     def __init__(self, problem, device, seed):
         if Planted.name not in strategies.names():
             strategies.register(Planted())
+        super().__init__(problem, device, seed)
+
+
+class PlantedOnGpu(Planted):
+    """Faults after which a CUDA context is of no use any more."""
+
+    name = "planted_on_gpu"
+    faults = ("assertion_on_device", "illegal_access")
+
+    def train(self, inputs, row_weight, loss, wanted, config):
+        if config.chunk == 1:
+            torch.zeros(4, device="cuda")[torch.full((1,), 99, device="cuda")].sum().item()
+        if config.chunk == 2:
+            poke[(1,)](torch.zeros(1, device="cuda"))
+        return strategies.get("full").train(inputs, row_weight, loss, wanted, FULL)
+
+
+class GpuBench(OpBench):
+    """Measures the op, in a process that knows what is planted on GPUs."""
+
+    def __init__(self, problem, device, seed):
+        if PlantedOnGpu.name not in strategies.names():
+            strategies.register(PlantedOnGpu())
         super().__init__(problem, device, seed)
 
 
