@@ -19,6 +19,8 @@ COLOURS = {
     "full": "#0072b2",
     "chunked": "#009e73",
     "recompute": "#d55e00",
+    "factored": "#e69f00",
+    "overlay": "#56b4e9",
     "atomic": "#cc79a7",
 }
 
