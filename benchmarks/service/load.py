@@ -76,10 +76,11 @@ def fill(url: str, count: int) -> list[dict[str, object]]:
         path = Path(f"/tmp/flce-tune-load-{os.getpid()}.json")
         write_document(path, part)
         with serving(url, 1) as ((port,), (process,)):
-            before = resident_mib(process.pid)
+            before, worked = resident_mib(process.pid), cpu_seconds(process.pid)
             report = asyncio.run(import_(port, path.read_bytes()))
-            held = {"mib_before": before, "peak_mib": peak_mib(process.pid)}
-        reports.append({"measurements": part, **report, **held})
+            report["cpu_seconds"] = round(cpu_seconds(process.pid) - worked, 1)
+            report |= {"mib_before": before, "peak_mib": peak_mib(process.pid)}
+        reports.append({"measurements": part, **report})
         path.unlink()
     with Store.open(url) as store:
         for device in store.devices():
@@ -238,6 +239,12 @@ def resident_mib(pid: int) -> int:
     """Memory a process holds, in MiB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGESIZE") >> 20
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_mib(pid: int) -> int:
