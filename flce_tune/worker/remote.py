@@ -80,6 +80,7 @@ class RemoteWork:
         self._spec = claimed.job.spec
         self._unsent = unsent
         self._refusal: str | None = None  # why the service takes no more results of it
+        self._end: tuple[JobState, str] | None = None  # that the service has not heard of
         self._folder = tempfile.TemporaryDirectory(prefix="flce-tune-worker-")
         self._store = Store.open(f"sqlite:///{Path(self._folder.name) / 'job.sqlite3'}")
         self._outbox: Outbox | None = None
@@ -116,8 +117,10 @@ class RemoteWork:
         if self._refusal is not None:
             state, message = JobState.FAILED, f"the service refused its results: {self._refusal}"
         else:
+            self._end = state, message
             self._send_all(self._link.patient)
         self._link.patient.finish(self.id, self._link.owner, state, message)
+        self._end = None
 
     def release(self) -> None:
         """Send the rest, and give the job back."""
@@ -126,7 +129,8 @@ class RemoteWork:
 
     def close(self) -> None:
         """Be done with it; what is unsent stays for ``deliver_late``."""
-        if self._outbox is not None and self._outbox.has_results and self._refusal is None:
+        unsent = self._end is not None or (self._outbox is not None and self._outbox.has_results)
+        if unsent and self._refusal is None:
             self._unsent.append(self)
         else:
             self._discard()
@@ -134,12 +138,16 @@ class RemoteWork:
     def deliver_late(self) -> None:
         """Send what is left, as this job's while that is ours, else as measurements alone.
 
+        A job whose end was not heard is ended, so that nobody begins it again.
+
         Raises:
             ServiceError: it did not arrive; try again later.
         """
         try:
             try:
                 self._send_all(self._link.client)
+                if self._end is not None:
+                    self._link.client.finish(self.id, self._link.owner, *self._end)
             except RefusedError as error:
                 if error.kind != "lease-lost":
                     raise
@@ -179,8 +187,7 @@ class RemoteWork:
             client.report(self.id, self._link.owner, events)
 
     def _import_all(self) -> None:
-        assert self._outbox is not None
-        for letter in self._outbox.letters():
+        for letter in self._outbox.letters() if self._outbox is not None else ():
             if letter.measurements:
                 document = dump(letter.measurements, [])
                 self._link.client.import_(io.BytesIO(document.encode()))

@@ -149,7 +149,7 @@ def test_what_an_outage_held_up_comes_later_as_the_jobs(
     sweep = work.start()
     line.cut = True
     sweep.win(sweep.measure(measured(1024)))
-    for attempt in (work.renew, lambda: work.finish(JobState.SUCCEEDED, ""), queue.claim):
+    for attempt in (work.renew, queue.claim):
         with pytest.raises(UnreachableError):
             attempt()
     work.close()
@@ -166,6 +166,41 @@ def test_what_an_outage_held_up_comes_later_as_the_jobs(
     second.measure(measured(512))
     again.renew()
     assert told(store, job) == ["measurement", "winners", "measurement"]
+
+
+def test_a_job_whose_end_was_not_heard_is_ended_later_and_not_begun_again(
+    work: RemoteWork, queue: RemoteQueue, store: Store, measured: Measured, line: Line, job: str
+):
+    sweep = work.start()
+    sweep.win(sweep.measure(measured(1024)))
+    work.renew()
+    line.cut = True
+    with pytest.raises(UnreachableError):
+        work.finish(JobState.SUCCEEDED, "all is well")
+    work.close()
+    line.cut = False
+    assert queue.claim() is None
+    ended = store.job(job)
+    assert (ended.state, ended.message, ended.attempts) == (
+        JobState.SUCCEEDED, "all is well", 1,
+    )  # fmt: skip
+    assert not sweep.folder.exists()
+
+
+def test_the_end_of_a_job_that_somebody_else_has_by_then_is_forgotten(
+    work: RemoteWork, queue: RemoteQueue, store: Store, measured: Measured, line: Line, job: str
+):
+    sweep = work.start()
+    sweep.measure(measured(1024))
+    line.cut = True
+    with pytest.raises(UnreachableError):
+        work.finish(JobState.SUCCEEDED, "")
+    work.close()
+    store.release_job(job, "worker:1:abcdef")
+    store.claim_job("another one", 60)
+    line.cut = False
+    assert queue.claim() is None
+    assert (store.job(job).state, configs(store)) == (JobState.RUNNING, [1024])
 
 
 def test_measurements_arrive_even_if_the_job_is_somebody_elses(
