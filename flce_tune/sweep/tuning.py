@@ -265,10 +265,14 @@ class ProblemSweep:
         self._events.on_winners(winners)
 
     def _retry(self, config: Config) -> bool:
-        if self._try(config).status is Status.OK:
-            return True
-        self._trials.racers.pop(config, None)
-        return False
+        """Check what was measured earlier; the row of then stays its only one."""
+        try:
+            self._trials.run(config)
+        except CandidateError as error:
+            self._trials.racers.pop(config, None)
+            self._journal.failed(config, error)
+            return False
+        return True
 
     def _finalists(self, always: Sequence[Config]) -> list[Config]:
         """As many as there is time for, fastest first."""
