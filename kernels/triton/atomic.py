@@ -128,10 +128,11 @@ def atomic_kernel(
             tl.store(logit_sum_ptr + row, 0.0)
         return
 
+    # One sum a lane: added up block by block, one sum would be rounded V / V_BLOCK times.
     m = float("-inf")
-    total = 0.0
-    moment = 0.0
-    weighted = 0.0
+    total = tl.zeros([V_BLOCK], tl.float32)
+    moment = tl.zeros([V_BLOCK], tl.float32)
+    weighted = tl.zeros([V_BLOCK], tl.float32)
     picked = float("nan")
     best = 0
     for start in range(0, vocab, V_BLOCK):
@@ -146,7 +147,7 @@ def atomic_kernel(
             w = 1.0
             if HAS_CLASS_WEIGHT:
                 w = tl.load(class_weight_ptr + columns, mask=inside, other=0.0)
-            weighted += tl.sum(tl.where(inside, z * w, 0.0), axis=0)
+            weighted += tl.where(inside, z * w, 0.0)
         z = tl.where(inside, z, float("-inf"))
         tile_m = tl.max(z, axis=0)
         if WANT_PREDICTION:
@@ -156,18 +157,19 @@ def atomic_kernel(
         reference = finite_or_zero(new_m)
         e = tl.exp(z - reference)
         decay = tl.exp(m - reference)
-        total = total * decay + tl.sum(e, axis=0)
+        total = total * decay + e
         if WANT_MEAN:
-            moment = moment * decay + tl.sum(tl.where(e == 0, 0.0, e * z), axis=0)
+            moment = moment * decay + tl.where(e == 0, 0.0, e * z)
         m = new_m
-    lse, lse_low = log_sum_exp(m, total)
+    row_total = tl.sum(total, axis=0)
+    lse, lse_low = log_sum_exp(m, row_total)
     tl.store(lse_ptr + row, lse)
     tl.store(lse_low_ptr + row, lse_low)
     tl.store(target_logit_ptr + row, picked)
     if WANT_SUM:
-        tl.store(logit_sum_ptr + row, weighted)
+        tl.store(logit_sum_ptr + row, tl.sum(weighted, axis=0))
     if WANT_MEAN:
-        tl.store(mean_logit_ptr + row, moment / total)
+        tl.store(mean_logit_ptr + row, tl.sum(moment, axis=0) / row_total)
     if WANT_PREDICTION:
         tl.store(prediction_ptr + row, best)
     if r == 0.0 or not (NEED_DX or NEED_DW or NEED_DB):

@@ -188,5 +188,6 @@ def test_more_logits_than_32_bits_count(in_place):
         rows = slice(start, start + 100)
         part = run_given(cross_entropy, LogitsCase(leaf.detach()[rows], target[rows]),
                          reduction="none")  # fmt: skip
-        assert torch.equal(got.token_loss[rows], part["loss"])
-        assert torch.equal(gradient[rows], part["logits"])
+        # Which lane adds which logit depends on where a row begins, here and in the part.
+        torch.testing.assert_close(got.token_loss[rows], part["loss"], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(gradient[rows], part["logits"], rtol=2**-7, atol=1e-12)
