@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from flce_tune.kernels.config import Tile
+from flce_tune.kernels.config import Config, Tile
 from flce_tune.kernels.loss import RowWeights
 from flce_tune.kernels.values import (
     Coefficients,
@@ -128,27 +128,27 @@ def part_size(total: int, largest: int, multiple: int = 1) -> int:
 
 
 def logits_buffer(rows: int, columns: int, like: Tensor, *, packed: bool = False) -> Tensor:
-    """Uninitialised [rows, columns] whose row stride is a multiple of 128 bytes on a GPU.
+    """Uninitialised [rows, columns] whose row stride is a multiple of 128 bytes.
 
     The padding of the stride, not of the vocabulary, keeps ragged vocabularies fast: every row
-    starts aligned and the padding is never read. On a CPU there is none: with AMX, torch 2.13's
-    bfloat16 product multiplies what follows a row by zero, and a NaN there spoils the sum. Nor is
-    there in a packed buffer; see ``must_be_packed``.
+    starts aligned and the padding is never read. There is none in a packed buffer; see
+    ``must_be_packed``.
     """
-    packed = packed or like.device.type == "cpu"
     unit = 1 if packed else 128 // like.element_size()
     stride = -(-columns // unit) * unit
     buffer: Tensor = like.new_empty(rows, stride)
     return buffer[:, :columns]
 
 
-def must_be_packed(bias: Tensor | None, tile: Tile | None) -> bool:
+def must_be_packed(bias: Tensor | None, config: Config) -> bool:
     """Whether logits are to be stored without gaps: those of a library that adds a bias.
+
+    Not where a tile reads them, or their gradient: that needs aligned rows.
 
     cuBLAS adds it before rounding only if the result is contiguous, as plain torch's is; else
     PyTorch rounds the product, adds, and rounds again (1.4 times the error, measured on an H200).
     """
-    return bias is not None and tile is None
+    return bias is not None and config.logits is config.dx is config.dw is None
 
 
 def part_of(buffer: Tensor, rows: int, columns: int, *, packed: bool) -> Tensor:

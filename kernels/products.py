@@ -168,7 +168,8 @@ def _library_product(a: Tensor, b: Tensor, out: Tensor, *, add: bool) -> None:
             torch.mm(a, b, out_dtype=out.dtype, out=out)
     elif out.dtype == a.dtype:
         if a.dtype == torch.bfloat16 and a.stride(0) > a.shape[1] and a.stride(1) == 1:
-            a = a.contiguous()  # with AMX the product reads past a row's end: a NaN there gets in
+            # With AMX, torch 2.13 multiplies what follows a row by zero: a NaN there gets in.
+            a = a.contiguous()
         out.addmm_(a, b, beta=1.0 if add else 0.0)
     else:
         out.addmm_(a.to(out.dtype), b.to(out.dtype), beta=1.0 if add else 0.0)

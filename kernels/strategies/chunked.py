@@ -177,7 +177,7 @@ class Chunked:
     ) -> Gradients:
         x, vocab = inputs.x, inputs.vocab
         dtype = common.gradient_dtype(x.dtype)
-        packed = must_be_packed(inputs.bias, config.logits)
+        packed = must_be_packed(inputs.bias, config)
         buffer = logits_buffer(_rows(meetings[0]), vocab, x, packed=packed)
         dx = peers.hidden_sum(x, dtype) if wanted.dx else None
         dw = db = None

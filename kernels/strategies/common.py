@@ -208,7 +208,7 @@ def evaluate(
     n, vocab = len(inputs.x), inputs.weight.shape[0]
     buffer = None
     if config.logits is None:
-        packed = must_be_packed(inputs.bias, config.logits)
+        packed = must_be_packed(inputs.bias, config)
         buffer = logits_buffer(rows_per_step, vocab, inputs.x, packed=packed)
     parts = []
     for rows in even_parts(n, rows_per_step):

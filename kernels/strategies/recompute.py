@@ -133,7 +133,9 @@ class Recompute:
         self, inputs: Inputs, loss: LossSpec, wanted: Wanted, config: Config, blocks: list[slice]
     ) -> Statistics:
         if config.logits is None:
-            return slabs.evaluate(inputs, loss, wanted, blocks, self._slabs(inputs, config))
+            packed = must_be_packed(inputs.bias, config)
+            columns = self._slabs(inputs, config)
+            return slabs.evaluate(inputs, loss, wanted, blocks, columns, packed=packed)
         rows = common.evaluation_rows(len(inputs.x), inputs.vocab, config.logits)
         return common.evaluate(inputs, loss, wanted, config, rows)
 
@@ -164,7 +166,7 @@ class Recompute:
         (n, hidden), vocab = x.shape, weight.shape[0]
         bounds = self._slabs(inputs, config)
         dtype = common.gradient_dtype(x.dtype)
-        packed = must_be_packed(inputs.bias, config.logits)
+        packed = must_be_packed(inputs.bias, config)
         buffer = logits_buffer(n, bounds[0].stop, x, packed=packed)
         dw = weight.new_empty(vocab, hidden, dtype=dtype) if wanted.dw else None
         db = torch.empty(vocab, dtype=dtype, device=x.device) if wanted.db else None

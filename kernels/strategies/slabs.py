@@ -19,7 +19,6 @@ from flce_tune.kernels.backends import (
     backend_of,
     even_parts,
     logits_buffer,
-    must_be_packed,
     part_of,
 )
 from flce_tune.kernels.loss import scaled_logits
@@ -42,26 +41,30 @@ def evaluate(
     wanted: Wanted,
     blocks: Sequence[slice],  # of the tokens
     slabs: Sequence[slice],  # of the vocabulary, the first the widest
+    *,
+    packed: bool,  # as the backward pass stores them
 ) -> Statistics:
     """Row statistics; one block of logits is held at a time."""
-    packed = must_be_packed(inputs.bias, None)
     buffer = logits_buffer(blocks[0].stop, slabs[0].stop, inputs.x, packed=packed)
     return common.concatenate(
-        [_of_rows(inputs.rows(rows), loss, wanted, slabs, buffer) for rows in blocks]
+        [_of_rows(inputs.rows(rows), loss, wanted, slabs, buffer, packed=packed) for rows in blocks]
     )
 
 
 def _of_rows(
-    inputs: Inputs, loss: LossSpec, wanted: Wanted, slabs: Sequence[slice], buffer: Tensor
+    inputs: Inputs,
+    loss: LossSpec,
+    wanted: Wanted,
+    slabs: Sequence[slice],
+    buffer: Tensor,
+    *,
+    packed: bool,
 ) -> Statistics:
     backend = backend_of(inputs.x)
     parts: list[Statistics] = []
     predictions: list[tuple[Tensor, Tensor]] = []
     for columns in slabs:
-        raw = part_of(
-            buffer, len(inputs.x), columns.stop - columns.start,
-            packed=must_be_packed(inputs.bias, None),
-        )  # fmt: skip
+        raw = part_of(buffer, len(inputs.x), columns.stop - columns.start, packed=packed)
         slab = replace(inputs.columns(columns), target=inputs.target - columns.start)
         part = backend.logits(slab, loss, wanted, raw, None)
         if part.prediction is not None:
