@@ -17,7 +17,7 @@ CONFIGS = cuts({}, chunk=32, slab=256) | {"atomic": ATOMIC}
 @pytest.mark.parametrize("shape", [(256, 32, 200), (192, 64, 1000), (64, 64, 50257)], ids=str)
 def test_no_less_exact_than_plain_torch(shape, config, reduction, request):
     if config.strategy == "atomic" and shape[0] == 64:
-        # dX 3.9 times, dW 2.2 times plain torch's on an H200: few rows, and logits summed otherwise.
+        # dX 3.9 times, dW 2.2 times plain torch's on an H200: few rows, other sums.
         request.applymarker(pytest.mark.xfail(strict=False, reason="see docs/accuracy.md"))
     case, plain, truth = confident(*shape, "cuda")
     upstream = 1.0 if reduction == "mean" else 1.0 / shape[0]
