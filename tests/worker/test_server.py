@@ -126,6 +126,7 @@ def measured_by(store: Store, job: str) -> list[str]:
     return [e.data["config"] for e in store.events(job) if e.kind == "measurement"]
 
 
+@pytest.mark.timeout(1200)  # two starts of the service and three of workers, on busy cores too
 def test_workers_and_service_die_in_mid_job_and_nothing_is_lost_or_doubled(
     site: Site, client: Client
 ):
