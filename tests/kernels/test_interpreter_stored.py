@@ -1,17 +1,21 @@
 """Numerators on the Triton kernels, through the interpreter, against plain torch."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from exactness import assert_as_exact
 from loss_cases import make
 
+from flce_tune.kernels import loss as losses
 from flce_tune.kernels.config import Config, Tile
+from flce_tune.kernels.parallel.shard import GlobalLabels, Shard
 from flce_tune.kernels.strategies.chunked import Chunked
 from flce_tune.kernels.strategies.factored import Factored
 from flce_tune.kernels.strategies.overlay import Overlay
-from flce_tune.kernels.values import Inputs, LossSpec, Wanted
+from flce_tune.kernels.strategies.peers import Alone, RowGradient
+from flce_tune.kernels.values import Inputs, LossSpec, Statistics, Wanted
 
 triton_backend = pytest.importorskip("flce_tune.kernels.triton.backend")
 triton_numerators = pytest.importorskip("flce_tune.kernels.triton.numerators")
@@ -82,3 +86,55 @@ def test_training(strategy, config, spec, loud, request):
             torch.testing.assert_close(got.double(), true, rtol=2e-3, atol=2e-5, msg=name)
         else:
             assert_as_exact(name, got, base, true, torch.float32)
+
+
+class Told:
+    """Stands in for the other ranks: it knows what the merged statistics will be."""
+
+    parts, others = 1, True
+
+    def __init__(self, whole, merged, row_weight, loss, shard):
+        self.labels = GlobalLabels(whole.target, whole.vocab, whole.class_weight)
+        self.merged, self.row_weight, self.loss, self.shard = merged, row_weight, loss, shard
+
+    def widest(self, vocab):
+        return self.shard.widest
+
+    def exchange(self, rows, local, raw=None):
+        labels = self.labels.rows(rows)
+        merged = Statistics(*(s[rows] for s in self.merged))
+        given = losses.coefficients(labels, merged, self.row_weight[rows], self.loss)
+        return lambda: RowGradient(
+            merged, *self.shard.gradient_inputs(labels, merged, given, self.loss)
+        )
+
+    def hidden_sum(self, x, dtype):
+        return Alone(None, None, None).hidden_sum(x, torch.float32)
+
+
+@pytest.mark.parametrize("loud", [False, True], ids=["", "loud"])
+@pytest.mark.parametrize(("strategy", "config"), CONFIGS.values(), ids=CONFIGS)
+def test_training_on_one_of_two_shards(strategy, config, loud, request):
+    row_weight = torch.randn(N, generator=torch.Generator().manual_seed(5)) / N
+    row_weight[::3] = 0  # the ignored rows
+    spec, whole = LossSpec(), prepared(torch.float64, loud)
+    statistics, truth = Chunked().train(
+        whole, row_weight.double(), spec, EVERYTHING, Config("chunked", 8)
+    )
+    merged = [s.float() for s in (statistics.lse, statistics.lse_low, statistics.target_logit)]
+    merged[1] = (statistics.lse - merged[0]).float()
+    request.getfixturevalue("on_triton")
+    inputs, cut = prepared(torch.float32, loud), V // 2 // 8 * 8
+    dx, dw, db = 0, [], []
+    for rank, part in enumerate((slice(0, cut), slice(cut, V))):
+        shard = Shard(None, rank, ((0, cut), (cut, V)))
+        local = replace(inputs.columns(part), target=shard.local(inputs.target))
+        peers = Told(inputs, merged, row_weight, spec, shard)
+        _, grads = strategy.train(local, row_weight, spec, EVERYTHING, config, peers)
+        dx = dx + grads.dx
+        dw.append(grads.dw)
+        db.append(grads.db)
+    for name, ours in (("dx", dx), ("dw", torch.cat(dw)), ("db", torch.cat(db))):
+        torch.testing.assert_close(
+            ours.double(), getattr(truth, name), rtol=2e-3, atol=2e-5, msg=name
+        )

@@ -4,6 +4,8 @@ import pytest
 import torch
 from misuse import refusals
 
+from flce_tune.kernels.config import Config
+
 REMEDY = "differ between the ranks of process_group"
 
 
@@ -17,6 +19,12 @@ REMEDY = "differ between the ranks of process_group"
         ("reduction", {"reduction": "sum"}, "reduction: 'mean' on rank 0, 'sum' on rank 1"),
         ("frozen", {"frozen": True}, "requires_grad of weight: True on rank 0, False on rank 1"),
         ("labels", {"seed": 9}, REMEDY),
+        ("config", {"config": Config("full")}, "config: None on rank 0"),
+        (
+            "limit",
+            {"workspace_limit": 1 << 20},
+            "workspace_limit: None on rank 0, 1048576 on",
+        ),
         ("range on one", {"vocab_range": (10, 20)}, "on every rank or on none"),
     ],
 )

@@ -32,7 +32,10 @@ class Model(nn.Module):
         self.head = nn.Linear(D, V)
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        loss = linear_cross_entropy(self.body(x), self.head.weight, target, bias=self.head.bias)
+        loss = linear_cross_entropy(
+            self.body(x), self.head.weight, target, bias=self.head.bias,
+            config=Config("chunked", chunk=4),
+        )  # fmt: skip
         assert isinstance(loss, Tensor)
         return loss
 
@@ -125,7 +128,11 @@ def fsdp(group: ProcessGroup, *, whole_head: bool, steps: int, sync_each: bool) 
     fully_shard(sharded, mesh=mesh_of(group))
     for step in range(steps):
         sharded.set_requires_gradient_sync(sync_each or step == steps - 1)
-        sharded(*batch(10 * group.rank() + step)).backward()
+        with CommDebugMode() as sent:
+            loss = sharded(*batch(10 * group.rank() + step))
+        gathers = 2 if whole_head else 1  # one for each group of parameters, whatever the chunks
+        assert sum(sent.get_comm_counts().values()) == gathers, sent.get_comm_counts()
+        loss.backward()
     return pairs(sharded, averaged(group, lambda m, r: accumulate(m, r, steps)))
 
 
