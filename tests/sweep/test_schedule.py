@@ -23,11 +23,13 @@ def simulated(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "support"))
     import simulated
 
+    recorded = Snapshot.from_winners(simulated.winners(), "recorded")
+    monkeypatch.setattr(Snapshot, "from_pretuned", lambda: recorded)
     return simulated
 
 
 @pytest.fixture
-def nothing_shipped(monkeypatch):
+def nothing_shipped(simulated, monkeypatch):
     monkeypatch.setattr(Snapshot, "from_pretuned", lambda: Snapshot.from_winners([], ""))
 
 
