@@ -85,9 +85,14 @@ class Precompiler:
             return any(task.kernels & wanted for task in to_come)
 
     def prefer(self, configs: Sequence[Config], *, ragged: bool) -> None:
-        """Compile what these configs need next."""
+        """Compile what these configs need next; for the neighbour, which comes last, that alone.
+
+        Whatever still compiles then takes the device from those that are timed on it.
+        """
         wanted = frozenset[Kernel]().union(*(_Task(c, ragged).kernels for c in configs))
         with self._changed:
+            if ragged:
+                self._todo = [task for task in self._todo if task.kernels & wanted]
             self._todo.sort(key=lambda task: not task.kernels & wanted)
 
     def ready_first(

@@ -58,6 +58,12 @@ class Trials:
         """How many times a sample it takes to get it: cold caches and calls take time, too."""
         return max(1.0, self._spent_s * 1e3 / self._timed_ms) if self._timed_ms else FIRST_COST
 
+    def measure_cost(self, config: Config) -> None:
+        """Forget the cost of earlier samples, which compilers beside them may have raised."""
+        for _ in range(2):  # the first also finds its memory and kernels again
+            self._timed_ms = self._spent_s = 0.0
+            self._sample(config)
+
     def median(self, config: Config) -> float | None:
         """The median of a config's samples, or of its twin's; None if it did not run."""
         racer = self.racers.get(self._twins.get(config, config))

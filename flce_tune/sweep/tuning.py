@@ -226,6 +226,8 @@ class ProblemSweep:
 
     def _final(self, default: Config, incumbents: Sequence[Config]) -> None:
         """Race the finalists against the incumbents and the default, and store the front."""
+        if self._compiler is not None and default in self._trials.checked:
+            self._trials.measure_cost(default)
         chosen = self._finalists([default, *incumbents])
         self._stage("final", len(chosen))
         # What an earlier process measured is checked again here before it can win.

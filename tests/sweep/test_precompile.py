@@ -138,6 +138,18 @@ def test_kernels_that_are_needed_now_come_next(place, start):
     assert place.started.get(timeout=60) == (SMALL[3], True)
 
 
+def test_once_neighbours_are_needed_nothing_else_is_compiled(place, start):
+    compiler = start(SMALL)
+    place.started.get(timeout=60)
+    compiler.prefer([SMALL[1], SMALL[3]], ragged=True)
+    for config in (SMALL[1], SMALL[3]):
+        place.let_one_end()
+        assert place.started.get(timeout=60) == (config, True)
+    place.let_one_end()
+    compiler.join()
+    assert place.started.empty()
+
+
 def test_equal_kernels_are_compiled_once(place, start):
     assert start([SMALL[0], Config("full", chunk=7, logits=TILES[0])]).count == 2
 
