@@ -138,3 +138,20 @@ def test_training_on_one_of_two_shards(strategy, config, loud, request):
         torch.testing.assert_close(
             ours.double(), getattr(truth, name), rtol=2e-3, atol=2e-5, msg=name
         )
+
+
+@pytest.mark.parametrize(("strategy", "config"), CONFIGS.values(), ids=CONFIGS)
+def test_a_label_outside_every_shard_spoils_its_own_row(strategy, config, request):
+    spec, row_weight = LossSpec(), torch.full((N,), 1 / N)
+    inputs, cut = replace(prepared(torch.float32, False), class_weight=None), V // 2 // 8 * 8
+    inputs.target.clamp_(min=0)
+    plain, _ = Chunked().train(inputs, row_weight, spec, EVERYTHING, Config("chunked", 8))
+    merged = [plain.lse, plain.lse_low, plain.target_logit.clone()]
+    inputs.target[3], merged[2][3] = V, torch.nan
+    request.getfixturevalue("on_triton")
+    for rank, part in enumerate((slice(0, cut), slice(cut, V))):
+        shard = Shard(None, rank, ((0, cut), (cut, V)))
+        local = replace(inputs.columns(part), target=shard.local(inputs.target))
+        peers = Told(inputs, merged, row_weight, spec, shard)
+        _, grads = strategy.train(local, row_weight, spec, EVERYTHING, config, peers)
+        assert grads.dx.isnan().any(1).nonzero().flatten().tolist() == [3]
