@@ -3,7 +3,8 @@
 One writer at a time on both: a writing transaction starts with BEGIN IMMEDIATE, or with an
 advisory lock. So a transaction reads what it is about to change without races, nobody
 deadlocks, and ids grow in the order of commits: whoever reads "after id N" misses nothing.
-Readers never wait for a writer (WAL; MVCC).
+Claims of jobs do without that on PostgreSQL, where rows can be locked one by one; of one job's
+events the ids still grow in the order of commits. Readers never wait for a writer (WAL; MVCC).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ WAIT_SECONDS = 60.0
 
 _ADVISORY_LOCK = 0x666C6365  # "flce"
 _WRITES = "flce_tune_writes"
+_CLAIMANT = "flce_tune_claimant"
 _ASK_AGAIN_S = (0.001, 0.01)
 
 _KEPT_CONNECTIONS = 16
@@ -101,6 +103,18 @@ class Database:
         """Open a session as the only writer; commits at the end, rolls back on an error."""
         self._refuse_if_read_only()
         with translated(self.url), Session(self._current(self._writer)) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def claiming(self, owner: str) -> Iterator[Session]:
+        """Open a writing session for one who takes rows that nobody else has locked.
+
+        It excludes no writers but others of this owner. SQLite, which locks no single rows, has it
+        as the only writer.
+        """
+        self._refuse_if_read_only()
+        engine = self._current(self._writer).execution_options(**{_CLAIMANT: owner})
+        with translated(self.url), Session(engine) as session, session.begin():
             yield session
 
     @contextmanager
@@ -263,10 +277,16 @@ def _postgresql_engine(url: URL, read_only: bool, wait_seconds: float | None) ->
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        if connection.get_execution_options().get(_WRITES, False):
+        options = connection.get_execution_options()
+        if options.get(_WRITES, False):
             wait_ms = int(_wait(wait_seconds) * 1000)
             connection.exec_driver_sql(f"SET LOCAL lock_timeout = {wait_ms}")
-            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
+            owner = options.get(_CLAIMANT)
+            if owner is None:
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
+            else:
+                lock = f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK}, hashtext(%s))"
+                connection.exec_driver_sql(lock, (owner,))
         elif read_only:
             connection.exec_driver_sql("SET TRANSACTION READ ONLY")
 

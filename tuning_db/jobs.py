@@ -1,8 +1,8 @@
 """Queries on jobs; each takes the session it runs in.
 
-The changing ones run in a writing session, which is the only one of its kind at any moment (see
-``engine``): what they read is still so when they write, and a job is never claimed twice.
-Every change of state leaves a "state" event.
+A claim is one statement, beside other claims and whatever else is being written (see
+``Database.claiming``). All others lock the job they change before they look at it, so that what
+they read is still so when they write. Every change of state leaves a "state" event.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import and_, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from flce_tune.tuning_db.models import JobEventRow, JobRow
@@ -21,6 +21,9 @@ from flce_tune.tuning_db.rows import now, storable
 
 MAX_FRUITLESS_ATTEMPTS = 5
 """A job that kills whoever runs it is not tried for ever; one that gets on is."""
+
+_AS_STORED = {"synchronize_session": False, "populate_existing": True}
+"""What a changing statement returns is what the database has now."""
 
 
 def submit(
@@ -52,6 +55,12 @@ def submit(
 def get(session: Session, job_id: str) -> JobRow | None:
     """Find a job."""
     return session.scalars(select(JobRow).where(JobRow.id == job_id)).one_or_none()
+
+
+def lock(session: Session, job_id: str) -> JobRow | None:
+    """Find a job, once a claim that is taking it has ended, and let no other take it."""
+    query = select(JobRow).where(JobRow.id == job_id)
+    return session.scalars(query.with_for_update(key_share=True)).one_or_none()
 
 
 def find(
@@ -90,42 +99,75 @@ def claim(
     a row before they measured anything has failed.
     """
     time = now(session)
-    running = JobRow.state == JobState.RUNNING
-    own = select(JobRow).where(
-        running, JobRow.lease_owner == owner, JobRow.lease_expires_at >= time
-    )
-    if (row := session.scalars(own.limit(1)).one_or_none()) is not None:
-        row.lease_expires_at = time + timedelta(seconds=lease_seconds)
-        row.received = 0
+    if (row := _claimed_before(session, owner, time, lease_seconds)) is not None:
         return row
-    lost = and_(running, JobRow.lease_expires_at < time)
-    query = (
-        select(JobRow)
+    while (row := _take_next(session, owner, time, lease_seconds, devices)) is not None:
+        ending = _why_not(session, row)
+        if ending is None:
+            _note_state(session, row, time, owner=owner, attempt=row.attempts)
+            return row
+        row.attempts -= 1  # nobody got it
+        _finish(session, row, *ending, time)
+    return None
+
+
+def _claimed_before(
+    session: Session, owner: str, time: datetime, lease_seconds: float
+) -> JobRow | None:
+    own = (
+        JobRow.state == JobState.RUNNING,
+        JobRow.lease_owner == owner,
+        JobRow.lease_expires_at >= time,
+    )
+    expiry = time + timedelta(seconds=lease_seconds)
+    statement = update(JobRow).where(*own).values(lease_expires_at=expiry, received=0)
+    return session.scalars(statement.returning(JobRow), execution_options=_AS_STORED).first()
+
+
+def _take_next(
+    session: Session,
+    owner: str,
+    time: datetime,
+    lease_seconds: float,
+    devices: Collection[str] | None,
+) -> JobRow | None:
+    """Find the next job that nobody else is taking, and make it the owner's, in one statement."""
+    lost = and_(JobRow.state == JobState.RUNNING, JobRow.lease_expires_at < time)
+    found = (
+        select(JobRow.number)
         .where(or_(JobRow.state == JobState.QUEUED, lost))
         .order_by(JobRow.priority.desc(), JobRow.number)
         .limit(1)
+        .with_for_update(skip_locked=True, key_share=True)  # SQLite has no row locks, nor needs any
+        .correlate(None)
     )
     if devices is not None:
-        query = query.where(JobRow.spec["device"].as_string().in_(devices))
-    while (row := session.scalars(query).one_or_none()) is not None:
-        if row.cancel_requested:
-            _finish(session, row, JobState.CANCELLED, "cancelled; its worker was lost", time)
-            continue
-        if row.state is JobState.RUNNING and _fruitless(session, row) >= MAX_FRUITLESS_ATTEMPTS:
-            message = (
-                f"{MAX_FRUITLESS_ATTEMPTS} workers in a row were lost before they measured "
-                "anything; see their logs, then submit it again"
-            )
-            _finish(session, row, JobState.FAILED, message, time)
-            continue
-        row.state = JobState.RUNNING
-        row.attempts += 1
-        row.received = 0
-        row.started_at = row.started_at or time
-        row.lease_owner = owner
-        row.lease_expires_at = time + timedelta(seconds=lease_seconds)
-        _note_state(session, row, time, owner=owner, attempt=row.attempts)
-        return row
+        found = found.where(JobRow.spec["device"].as_string().in_(devices))
+    statement = (
+        update(JobRow)
+        .where(JobRow.number == found.scalar_subquery())
+        .values(
+            state=JobState.RUNNING,
+            attempts=JobRow.attempts + 1,
+            received=0,
+            started_at=func.coalesce(JobRow.started_at, time),
+            lease_owner=owner,
+            lease_expires_at=time + timedelta(seconds=lease_seconds),
+        )
+        .returning(JobRow)
+    )
+    return session.scalars(statement, execution_options=_AS_STORED).one_or_none()
+
+
+def _why_not(session: Session, row: JobRow) -> tuple[JobState, str] | None:
+    """How a job ends that was left by a lost worker and is not to be run again; None: run it."""
+    if row.cancel_requested:
+        return JobState.CANCELLED, "cancelled; its worker was lost"
+    if row.attempts > 1 and _fruitless(session, row) >= MAX_FRUITLESS_ATTEMPTS:
+        return JobState.FAILED, (
+            f"{MAX_FRUITLESS_ATTEMPTS} workers in a row were lost before they measured "
+            "anything; see their logs, then submit it again"
+        )
     return None
 
 
@@ -180,7 +222,7 @@ def finish(session: Session, job_id: str, owner: str, state: JobState, message: 
 
 def request_cancel(session: Session, job_id: str) -> JobRow | None:
     """Cancel a job at once if nobody runs it, else ask its worker to; None: no such job."""
-    row = get(session, job_id)
+    row = lock(session, job_id)
     if row is None or row.state.final:
         return row
     time = now(session)
@@ -194,7 +236,7 @@ def request_cancel(session: Session, job_id: str) -> JobRow | None:
 
 
 def add_event(session: Session, job_id: str, kind: str, data: Mapping[str, Any]) -> JobEventRow:
-    """Record that something happened to a job that exists."""
+    """Record that something happened to a job that exists and is locked."""
     row = JobEventRow(job_id=job_id, kind=kind, data=dict(data), created_at=now(session))
     session.add(row)
     session.flush()
@@ -224,11 +266,10 @@ def find_latest_event(session: Session, job_id: str, kinds: Collection[str]) -> 
 
 
 def leased(session: Session, job_id: str, owner: str) -> JobRow | None:
-    """Find a job if it is this owner's."""
-    query = select(JobRow).where(
-        JobRow.id == job_id, JobRow.state == JobState.RUNNING, JobRow.lease_owner == owner
-    )
-    return session.scalars(query).one_or_none()
+    """Lock a job if it is this owner's."""
+    row = lock(session, job_id)
+    ours = row is not None and row.state is JobState.RUNNING and row.lease_owner == owner
+    return row if ours else None
 
 
 def _fruitless(session: Session, row: JobRow) -> int:

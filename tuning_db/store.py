@@ -365,13 +365,14 @@ class Store:
 
         A job that keeps losing its workers before they measure anything fails instead.
         No two owners get the same job while its lease lasts; an owner that has one gets it again.
+        Waits for no other owner's claim, nor for other writers (SQLite: for all of them).
 
         Args:
             owner: unique to one start of one worker, which does one job at a time.
             lease_seconds: how long the job is its, unless renewed.
             devices: only jobs whose spec has one of these as its "device"; None: any.
         """
-        with self._database.writing() as session:
+        with self._database.claiming(owner) as session:
             return _job(jobs.claim(session, owner, lease_seconds, devices))
 
     def renew_lease(self, job_id: str, owner: str, lease_seconds: float) -> Job | None:
@@ -456,7 +457,7 @@ class Store:
             ValueError: no such job, or ``data`` is not plain JSON (NaN is not).
         """
         with self._database.writing() as session:
-            if jobs.get(session, job_id) is None:
+            if jobs.lock(session, job_id) is None:
                 raise ValueError(f"there is no job {job_id!r}")
             return rows.event_record(jobs.add_event(session, job_id, kind, data))
 
