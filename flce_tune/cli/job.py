@@ -50,6 +50,16 @@ def submit(
         int | None, typer.Option("--budget", min=1, help="Configs to measure at most.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small sample, a short final.")] = False,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            "--time-limit",
+            metavar="SECONDS",
+            min=1,
+            help="For each problem, a week at most. By default 180, 30 with --quick, none with "
+            "--budget.",
+        ),
+    ] = None,
     follow: FollowOption = False,
     server: ServerOption = None,
     token: TokenOption = None,
@@ -72,7 +82,10 @@ def submit(
 
         try:
             job_options = JobOptions(
-                strategies=split_commas(strategy) or None, budget=budget, quick=quick
+                strategies=split_commas(strategy) or None,
+                budget=budget,
+                quick=quick,
+                time_limit_s=time_limit,
             )
             problems = [] if missed else [ProblemSpec.of(p) for p in selection.problems()]
             request = JobRequest(

@@ -42,6 +42,8 @@ Interval = Annotated[
 ]
 T = TypeVar("T")
 
+MAX_TIME_LIMIT_S = 7 * 24 * 3600
+
 
 class Model(BaseModel):
     """Read from records, written as JSON."""
@@ -217,6 +219,11 @@ class JobOptions(BaseModel):
         None, description="configs to measure at most; null: the whole space"
     )
     quick: bool = False
+    time_limit_s: Annotated[float, Field(ge=1, le=MAX_TIME_LIMIT_S)] | None = Field(
+        None,
+        description="of one problem; null: 180, 30 if quick, none with a budget. What it left "
+        "unmeasured, another job goes on with",
+    )
     timeout_s: float = Field(60, gt=0, le=3600, description="of one config")
     seed: int = Field(0, ge=0, le=2**31 - 1)
 

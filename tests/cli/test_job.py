@@ -38,12 +38,24 @@ def service(database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 def test_a_job_from_submission_to_cancellation(run, service: Store):
-    submitted = run("job", "submit", *SIZES, "--device", "cpu", "--quick", "--strategy", "chunked")
+    submitted = run(
+        "job",
+        "submit",
+        *SIZES,
+        "--device",
+        "cpu",
+        "--quick",
+        "--strategy",
+        "chunked",
+        "--time-limit",
+        "45",
+    )
     assert submitted.exit_code == 0, submitted.stderr
     job = submitted.stdout.strip()
     spec = service.job(job).spec
     assert [problem["tokens"] for problem in spec["problems"]] == [1024, 2048]
     assert (spec["options"]["strategies"], spec["options"]["quick"]) == (["chunked"], True)
+    assert spec["options"]["time_limit_s"] == 45
     listed = run("job", "list", "--state", "queued", "--json")
     assert [one["id"] for one in json.loads(listed.stdout)] == [job]
     assert "N=1024 D=64 V=1024 bfloat16 and 1 more" in run("job", "show", job).stdout

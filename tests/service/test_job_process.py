@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from flce_tune.service import child
-from flce_tune.service.job_process import JobProcess, Outcome
+from flce_tune.service.job_process import JobProcess, Outcome, sweep_options
+from flce_tune.service.schemas import JobSpec
+from flce_tune.sweep.events import SweepOptions
 from flce_tune.tuning_db.records import Job, JobState
 from flce_tune.tuning_db.store import Store
 
@@ -97,6 +99,14 @@ def test_a_sweep_dies_with_the_service(store: Store, job: Job):
     service.stdout.close()
     while is_running(pid):
         time.sleep(0.1)  # the test's time limit ends a wait in vain
+
+
+def test_a_sweep_is_as_thorough_as_its_job_says():
+    asked = {"strategies": ["full"], "budget": 7, "quick": True, "time_limit_s": 45.5}
+    assert sweep_options(JobSpec(**LONG, options=asked)) == SweepOptions(
+        ("full",), budget=7, quick=True, time_limit_s=45.5
+    )
+    assert sweep_options(JobSpec(**LONG)) == SweepOptions()
 
 
 def test_a_job_nobody_can_read_fails(store: Store):

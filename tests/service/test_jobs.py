@@ -128,6 +128,8 @@ def test_an_idempotency_key_is_not_taken_for_another_job(client: TestClient, job
         ({"unheard": 1}, "body.unheard"),
         ({"options": {"budget": 0}}, "body.options.budget"),
         ({"options": {"timeout_s": "nan"}}, "body.options.timeout_s"),
+        ({"options": {"time_limit_s": 0.5}}, "body.options.time_limit_s"),
+        ({"options": {"time_limit_s": 604801}}, "body.options.time_limit_s"),
         (
             {"problems": [{"tokens": 0, "hidden": 1, "vocab": 1}]},
             "body.problems.0.tokens",

@@ -15,7 +15,7 @@ from flce_tune.tuning_db.store import Store
 SIZES = {
     "source": "sizes", "hidden": "32", "vocab": "128", "tokens": "64, 96", "dtype": "float32",
     "device": "cpu", "preset": "llama3-8b", "strategies": ["full", "chunked"], "budget": "9",
-    "quick": "1", "priority": "-1", "key": "abc",
+    "time_limit_s": "45.5", "quick": "1", "priority": "-1", "key": "abc",
 }  # fmt: skip
 
 
@@ -48,7 +48,8 @@ def test_own_sizes_become_a_job(browser: TestClient, store: Store):
     sizes = [(p["tokens"], p["hidden"], p["vocab"], p["dtype"]) for p in job.spec["problems"]]
     assert sizes == [(64, 32, 128, "float32"), (96, 32, 128, "float32")]
     options = job.spec["options"]
-    assert (options["budget"], options["quick"]) == (9, True)
+    assert (options["budget"], options["time_limit_s"], options["quick"]) == (9, 45.5, True)
+    assert "45.5 s a problem" in browser.get(f"/jobs/{job.id}").text
     assert options["strategies"] == ["full", "chunked"]
 
 
@@ -67,6 +68,7 @@ def test_a_known_model_becomes_a_job_with_its_own_token_counts(browser: TestClie
     assert job.spec["preset"] == "demo"
     assert [(p["tokens"], p["dtype"]) for p in job.spec["problems"]] == [(1024, "float32")]
     assert (job.spec["device"], job.spec["options"]["budget"]) == ("auto", None)
+    assert job.spec["options"]["time_limit_s"] is None
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,8 @@ def test_a_known_model_becomes_a_job_with_its_own_token_counts(browser: TestClie
         ({"tokens": ""}, "tokens"),
         ({"device": "/etc/passwd"}, "device"),
         ({"budget": "0"}, "budget"),
+        ({"time_limit_s": "0"}, "time_limit_s"),
+        ({"time_limit_s": "inf"}, "time_limit_s"),
         ({"strategies": ["magic"]}, ""),
         ({"priority": "1e9"}, "priority"),
         ({"source": "preset", "preset": "gpt-9"}, "preset"),

@@ -31,8 +31,9 @@ Values = Mapping[str, list[str]]
 
 FIELDS = (
     "device", "source", "preset", "hidden", "vocab", "tokens", "dtype", "mode", "strategies",
-    "budget", "priority", "quick",
+    "budget", "time_limit_s", "priority", "quick",
 )  # fmt: skip
+LIMITS = ("budget", "time_limit_s")
 DEFAULTS: Values = {"device": ["auto"], "source": ["preset"], "priority": ["0"]}
 NAMES = {
     "device": "Device",
@@ -44,6 +45,7 @@ NAMES = {
     "mode": "Mode",
     "strategies": "Strategies",
     "budget": "Budget",
+    "time_limit_s": "Time limit",
     "priority": "Priority",
 }
 
@@ -94,8 +96,7 @@ def job_request(values: Values) -> dict[str, Any]:
     options: dict[str, Any] = {"quick": bool(_one(values, "quick"))}
     if values.get("strategies"):
         options["strategies"] = values["strategies"]
-    if budget := _one(values, "budget"):
-        options["budget"] = budget
+    options |= {name: given for name in LIMITS if (given := _one(values, name))}
     body: dict[str, Any] = {
         "device": _one(values, "device") or "auto",
         "options": options,
