@@ -77,12 +77,11 @@ def two_sum(a, b):
 
 
 @triton.jit
-def aligned_row(ptr, offset, width):
-    """Where a row's 16-byte units begin and end, all in elements.
+def aligned_row(ptr, offset, width, UNIT: tl.constexpr):
+    """Where a row's 16-byte units of UNIT elements begin and end.
 
     A pointer to the first unit, the row's place behind it, and the end of the last unit.
     """
-    UNIT: tl.constexpr = 128 // ptr.dtype.element_ty.primitive_bitwidth
     begin = ptr + offset
     shift = ((begin.to(tl.int64) % 16) // (16 // UNIT)).to(tl.int32)
     end = (shift + width + UNIT - 1) // UNIT * UNIT
@@ -113,8 +112,9 @@ def statistics_kernel(
     LANES: tl.constexpr,
 ):
     EXACT: tl.constexpr = raw_ptr.dtype.element_ty == tl.float32
+    UNIT: tl.constexpr = 128 // raw_ptr.dtype.element_ty.primitive_bitwidth
     row = tl.program_id(0).to(tl.int64)
-    first_ptr, shift, end = aligned_row(raw_ptr, row * row_stride, vocab)
+    first_ptr, shift, end = aligned_row(raw_ptr, row * row_stride, vocab, UNIT)
     lanes = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     m = tl.full([LANES], float("-inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
@@ -257,7 +257,7 @@ def gradient_kernel(
     EXACT: tl.constexpr = raw_ptr.dtype.element_ty == tl.float32
     UNIT: tl.constexpr = 128 // raw_ptr.dtype.element_ty.primitive_bitwidth
     row = tl.program_id(0).to(tl.int64)
-    first_ptr, shift, end = aligned_row(raw_ptr, row * row_stride, width)
+    first_ptr, shift, end = aligned_row(raw_ptr, row * row_stride, width, UNIT)
     begin = tl.program_id(1) * BLOCK
     places = begin + tl.arange(0, BLOCK)
     local = places - shift

@@ -22,11 +22,11 @@ N = 6
 FEATURES = ("softcap", "label_smoothing", "z_loss", "class_weight", "token_weight", "ignored")
 
 
-@pytest.fixture(params=[64, 4096], ids=["blocks of 64", "one block"])
+@pytest.fixture(params=[16, 1024], ids=["small blocks", "one block"])
 def kernels(request, monkeypatch):
     """The op computes with Triton kernels."""
     monkeypatch.setattr(triton_backend, "STATISTICS_LANES", request.param)
-    monkeypatch.setattr(triton_backend, "GRADIENT_BLOCK", request.param)
+    monkeypatch.setattr(triton_backend, "GRADIENT_BLOCK", 4 * request.param)
     monkeypatch.setattr(given_rows, "backend_of", lambda tensor: triton_backend)
     monkeypatch.setattr(given_rows, "has_kernels", lambda tensor: True)
 

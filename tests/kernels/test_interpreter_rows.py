@@ -57,11 +57,11 @@ def stored_logits(inputs):
     return raw
 
 
-@pytest.fixture(params=[16, 4096], ids=["blocks of 16", "one block"])
+@pytest.fixture(params=[16, 1024], ids=["small blocks", "one block"])
 def block(request, monkeypatch):
     """Columns per step of the row kernels."""
     monkeypatch.setattr(triton_backend, "STATISTICS_LANES", request.param)
-    monkeypatch.setattr(triton_backend, "GRADIENT_BLOCK", request.param)
+    monkeypatch.setattr(triton_backend, "GRADIENT_BLOCK", 4 * request.param)
 
 
 @pytest.mark.usefixtures("block")
