@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import typer
@@ -16,7 +17,11 @@ from flce_tune.errors import SweepError
 from flce_tune.kernels.problem import describe_device
 from flce_tune.sweep.places import Place, local_places
 
+if TYPE_CHECKING:
+    from flce_tune.service.executors import LocalExecutor, RayExecutor
+
 Executor = Literal["local", "ray"]
+NO_RAY = "--executor ray needs Ray: pip install 'flce-tune[ray]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class Where:
         except ModuleNotFoundError as error:
             if error.name != "ray":
                 raise
-            raise SweepError("--executor ray needs Ray: pip install 'flce-tune[ray]'") from error
+            raise SweepError(NO_RAY) from error
         print_note("connecting to Ray ...")
         with ray_places(problems, accelerators=self.accelerators, cpu=self.cpu) as places:
             yield places
@@ -74,6 +79,21 @@ def where(
     if accelerators and device == "cpu":
         raise typer.BadParameter("--accelerator and --device cpu exclude each other")
     return Where((), tuple(accelerators), cpu=device == "cpu")
+
+
+def job_executor(where: Where) -> LocalExecutor | RayExecutor:
+    """What a service's or a worker's jobs are done on.
+
+    Raises:
+        SweepError: Ray is not installed.
+    """
+    from flce_tune.service.executors import LocalExecutor, RayExecutor
+
+    if where.devices:
+        return LocalExecutor(tuple(map(str, where.devices)))
+    if find_spec("ray") is None:
+        raise SweepError(NO_RAY)
+    return RayExecutor(where.accelerators, where.cpu)
 
 
 def _describe(device: torch.device) -> str:

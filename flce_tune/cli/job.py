@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -175,12 +176,19 @@ def _follow(client: Client, job: str) -> None:
 
 def _line(event: Event) -> str:
     data = event.data
-    if event.kind == "state":
+    line = _news(event.kind, data)
+    return f"{data['place']}: {line}" if line and "place" in data else line
+
+
+def _news(kind: str, data: Mapping[str, Any]) -> str:
+    if kind == "state":
         return f"{data['state']} {data.get('message', '')}".rstrip()
-    if event.kind == "measurement":
+    if kind == "measurement":
         time = data["status"] if data["median_ms"] is None else f"{data['median_ms']:.3g} ms"
         return f"{data['done']}/{data['total']} {data['config']}: {time}"
-    if event.kind == "progress" and "stage" in data:
+    if kind == "log":
+        return str(data.get("text", ""))
+    if kind == "progress" and "stage" in data:
         return f"{data['stage']}, {data['total']} configs"
     return ""
 

@@ -96,7 +96,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 def _runner(store: Store, settings: ServiceSettings, metrics: Metrics, lookup: Lookup) -> JobRunner:
     return JobRunner(
-        StoreQueue(store, new_owner(), settings.lease_seconds),
+        StoreQueue(store, new_owner(), settings.lease_seconds, settings.executor),
         poll_seconds=settings.poll_seconds,
         stop_seconds=settings.stop_seconds,
         on_finished=lookup.forget,

@@ -18,13 +18,11 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-import torch
-
 from flce_tune.errors import FlceTuneError
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Problem
 from flce_tune.service import child
-from flce_tune.service.devices import local_devices, select
+from flce_tune.service.executors import PlacesAwayError, Site
 from flce_tune.service.schemas import JobSpec
 from flce_tune.sweep.events import Stage, SweepEvents, SweepOptions, SweepReport
 from flce_tune.sweep.missed import clear_misses
@@ -37,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the process ended; ``state`` is None if it was told to stop and did."""
+    """How the process ended; ``state`` is None if it stopped as told, or found no place."""
 
     state: JobState | None
     message: str = ""
@@ -46,7 +44,7 @@ class Outcome:
 class JobProcess:
     """A running job, seen from the process that started it. For use by one thread."""
 
-    def __init__(self, database_url: str, job: Job) -> None:
+    def __init__(self, database_url: str, job: Job, site: Site) -> None:
         self._connection, theirs = Pipe()
         self._process = subprocess.Popen(
             child.command(__name__, main.__name__, str(theirs.fileno())),
@@ -57,7 +55,7 @@ class JobProcess:
         theirs.close()
         self._outcome: Outcome | None = None
         self._kill_at: float | None = None
-        self._send((database_url, job.id, dict(job.spec)))
+        self._send((database_url, job.id, dict(job.spec), site))
 
     @property
     def pid(self) -> int:
@@ -109,11 +107,21 @@ class JobProcess:
 
 
 class JobEvents(SweepEvents):
-    """Writes what a sweep reports as events of its job."""
+    """Writes what a sweep reports as events of its job, with the place where there are several."""
 
-    def __init__(self, store: Store, job_id: str) -> None:
+    def __init__(self, store: Store, job_id: str, place: str | None = None) -> None:
         self._store = store
         self._job_id = job_id
+        self._place = place
+
+    def at(self, place: str) -> JobEvents:
+        """Name the place in each event."""
+        return JobEvents(self._store, self._job_id, place)
+
+    def on_place_lost(self, place: str, reason: str, dropped: bool) -> None:
+        """Say which, and why."""
+        then = "left alone from now on" if dropped else "tried once more"
+        self._add("log", text=f"{place} was lost and is {then}: {reason}")
 
     def on_start(self, problem: Problem, total: int) -> None:
         """Say which problem is being swept."""
@@ -152,16 +160,18 @@ class JobEvents(SweepEvents):
         )
 
     def _add(self, kind: str, **data: object) -> None:
+        if self._place is not None:
+            data["place"] = self._place
         self._store.add_event(self._job_id, kind, data)
 
 
 def main(descriptor: str) -> None:
     """Run the job that comes over an inherited socket, and tell the outcome over it."""
     connection: Connection[Any, Any] = Connection(int(descriptor))
-    database_url, job_id, spec = connection.recv()
+    database_url, job_id, spec, site = connection.recv()
     stop = threading.Event()
     threading.Thread(target=_obey, args=(connection, stop), daemon=True).start()
-    connection.send(_run(database_url, job_id, spec, stop))
+    connection.send(_run(database_url, job_id, spec, site, stop))
 
 
 def _obey(connection: Connection[Any, Any], stop: threading.Event) -> None:
@@ -174,21 +184,27 @@ def _obey(connection: Connection[Any, Any], stop: threading.Event) -> None:
 
 
 def _run(
-    database_url: str, job_id: str, raw_spec: dict[str, Any], stop: threading.Event
+    database_url: str, job_id: str, raw_spec: dict[str, Any], site: Site, stop: threading.Event
 ) -> Outcome:
     """Run the sweep. Isolates: whatever it raises becomes the outcome."""
     try:
         spec = JobSpec.model_validate(raw_spec)
-        with Store.open(database_url, create=False) as store:
+        problems = [problem.problem() for problem in spec.problems]
+        with (
+            Store.open(database_url, create=False) as store,
+            site.places(len(problems)) as places,
+        ):
             report = sweep(
-                [problem.problem() for problem in spec.problems],
+                problems,
                 store,
-                torch_device(spec.device),
+                places,
                 sweep_options(spec),
                 events=JobEvents(store, job_id),
                 should_stop=stop.is_set,
             )
             clear_misses(report, store)
+    except PlacesAwayError as error:
+        return Outcome(None, str(error))
     except FlceTuneError as error:
         return Outcome(JobState.FAILED, str(error))
     except Exception as error:
@@ -215,16 +231,3 @@ def sweep_options(spec: JobSpec) -> SweepOptions:
     if options["strategies"] is not None:
         options["strategies"] = tuple(options["strategies"])
     return SweepOptions(**options)
-
-
-def torch_device(wanted: str) -> torch.device:
-    """Resolve a job's device on this machine.
-
-    Raises:
-        FlceTuneError: there is none like it here.
-    """
-    here = local_devices()
-    name = select(wanted, here)
-    if name is None:
-        raise FlceTuneError(f"no device {wanted} here; this machine has {', '.join(here)}")
-    return torch.device(name)

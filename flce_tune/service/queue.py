@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from flce_tune.service.devices import local_devices, selectors
+from flce_tune.service.executors import Executor
 from flce_tune.service.job_process import JobProcess
 from flce_tune.tuning_db.records import Job, JobState
 from flce_tune.tuning_db.store import Store
@@ -51,35 +51,40 @@ class Queue(Protocol):
 
 
 class StoreQueue:
-    """The jobs of a database that something of this machine can do."""
+    """The jobs of a database that an executor can do."""
 
-    def __init__(self, store: Store, owner: str, lease_seconds: float) -> None:
+    def __init__(self, store: Store, owner: str, lease_seconds: float, executor: Executor) -> None:
         self._store = store
         self._owner = owner
         self._lease_seconds = lease_seconds
+        self._executor = executor
 
     def claim(self) -> Work | None:
         """Take the next job."""
-        devices = selectors(local_devices())
-        job = self._store.claim_job(self._owner, self._lease_seconds, devices)
-        return (
-            None if job is None else StoreWork(self._store, job, self._owner, self._lease_seconds)
-        )
+        wanted = self._executor.selectors()
+        job = self._store.claim_job(self._owner, self._lease_seconds, wanted)
+        if job is None:
+            return None
+        return StoreWork(self._store, job, self._owner, self._lease_seconds, self._executor)
 
 
 class StoreWork:
     """A job of a database; its sweep writes there, too."""
 
-    def __init__(self, store: Store, job: Job, owner: str, lease_seconds: float) -> None:
+    def __init__(
+        self, store: Store, job: Job, owner: str, lease_seconds: float, executor: Executor
+    ) -> None:
         self.id = job.id
         self.lease_seconds = lease_seconds
         self._store = store
         self._job = job
         self._owner = owner
+        self._executor = executor
 
     def start(self) -> JobProcess:
         """Begin the sweep."""
-        return JobProcess(self._store.url, self._job)
+        site = self._executor.site(self._job.spec["device"])
+        return JobProcess(self._store.url, self._job, site)
 
     def renew(self) -> bool | None:
         """Extend the lease."""

@@ -36,6 +36,7 @@ class JobRunner:
         queue: where they come from.
         poll_seconds: how often it is asked while there is nothing to do.
         stop_seconds: a sweep told to stop gets this long before it is killed.
+        away_seconds: how long to wait once there was nothing to measure a job on.
         on_finished: called when a job has ended.
         on_lost: called when one had to be left, because its lease was not renewed.
     """
@@ -46,12 +47,14 @@ class JobRunner:
         *,
         poll_seconds: float,
         stop_seconds: float,
+        away_seconds: float = 30.0,
         on_finished: Callable[[], None] = lambda: None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._queue = queue
         self._poll_seconds = poll_seconds
         self._stop_seconds = stop_seconds
+        self._away_seconds = away_seconds
         self._on_finished = on_finished
         self._on_lost = on_lost
         self._stopping = threading.Event()
@@ -127,8 +130,10 @@ class JobRunner:
         elif cancelled:
             state, message = JobState.CANCELLED, outcome.message or "cancelled while running"
         else:
-            log.info("job %s: given back to the queue", work.id)
+            log.info("job %s: given back to the queue %s", work.id, outcome.message)
             work.release()
+            if not self._stopping.is_set():  # there is no place for it now
+                self._stopping.wait(self._away_seconds)
             return
         log.info("job %s: %s %s", work.id, state.value, message)
         self._on_finished()

@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass, field
 
 from flce_tune.errors import ServiceError
+from flce_tune.service.executors import Executor, LocalExecutor
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class ServiceSettings:
     insecure: bool = False  # listen beyond loopback although anybody may write
     private: bool = False  # reads need a token, too
     run_jobs: bool = True  # False: serve only, leave the queue to other processes
+    executor: Executor = field(default_factory=LocalExecutor)  # what jobs are done on
     lease_seconds: float = 30.0  # a running job nobody vouched for this long is taken over
     poll_seconds: float = 0.5  # how often the queue and the events of a watched job are read
     stop_seconds: float = 10.0  # a sweep told to stop gets this long before it is killed

@@ -13,16 +13,18 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flce_tune.errors import SweepError
-from flce_tune.sweep.places import Place
+from flce_tune.kernels.problem import Device
 from flce_tune.sweep.ray_places import RayPlace, Wanted
 
+UNKNOWN = "GPU"  # stands for the type of GPUs that Ray has no name for
+CPU = "CPU"  # ... for that of CPUs
 PREFIX = "accelerator_type:"  # of the resource by which Ray knows what GPUs a node has
 
 
 @contextmanager
 def ray_places(
     problems: int, *, accelerators: Sequence[str] = (), cpu: bool = False
-) -> Iterator[list[Place]]:
+) -> Iterator[list[RayPlace]]:
     """Connect to the cluster that Ray finds, or start one here; yields its places.
 
     Args:
@@ -51,6 +53,24 @@ def ray_places(
             ray.shutdown()
 
 
+def ray_devices(*, accelerators: Sequence[str] = (), cpu: bool = False) -> dict[str, Device]:
+    """Describe one device of each type that the cluster has.
+
+    Raises:
+        SweepError: as ``ray_places``.
+        PlaceLostError: one could not be had.
+    """
+    found = {}
+    with ray_places(1, accelerators=accelerators, cpu=cpu) as places:
+        for place in places:
+            try:
+                place.open(lambda: False)
+                found[place.type] = place.device
+            finally:
+                place.close()
+    return found
+
+
 def wanted_gpus(nodes: Sequence[Mapping[str, Any]], accelerators: Sequence[str]) -> list[Wanted]:
     """List the GPUs of a cluster, type by type.
 
@@ -74,7 +94,8 @@ def wanted_gpus(nodes: Sequence[Mapping[str, Any]], accelerators: Sequence[str])
         raise SweepError("the Ray cluster has no GPUs; --device cpu tunes the CPUs of its nodes")
     return [
         Wanted(
-            f"{kind or 'GPU'} {number}",
+            f"{kind or UNKNOWN} {number}",
+            kind or UNKNOWN,
             "cuda",
             {"num_gpus": 1, "num_cpus": 1, **({"accelerator_type": kind} if kind else {})},
         )
@@ -89,6 +110,7 @@ def wanted_cpus(nodes: Sequence[Mapping[str, Any]]) -> list[Wanted]:
     return [
         Wanted(
             f"{node['NodeManagerHostname']}/{node['NodeID'][:6]}",
+            CPU,
             "cpu",
             {
                 "num_cpus": int(node["Resources"]["CPU"]),

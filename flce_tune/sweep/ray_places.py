@@ -37,6 +37,7 @@ class Wanted:
     """What to ask Ray for to get one place."""
 
     name: str
+    type: str  # of accelerator, as Ray calls it; or what stands for one
     device: str  # "cuda" or "cpu"
     options: Mapping[str, Any]  # of the actor
 
@@ -53,6 +54,11 @@ class RayPlace:
     def name(self) -> str:
         """Accelerator type and number, or host and node."""
         return self._wanted.name
+
+    @property
+    def type(self) -> str:
+        """Accelerator type, or what stands for one."""
+        return self._wanted.type
 
     @property
     def device(self) -> Device:

@@ -17,12 +17,12 @@ from pathlib import Path
 from flce_tune.client import Client
 from flce_tune.dispatch.convert import device_slug
 from flce_tune.errors import FlceTuneError, RefusedError
-from flce_tune.service.devices import selectors
+from flce_tune.service.executors import Executor, meant
 from flce_tune.service.job_process import JobProcess
 from flce_tune.service.schemas import JobSpec
 from flce_tune.service.schemas_work import ClaimView
 from flce_tune.tuning_db.interchange import dump, import_file
-from flce_tune.tuning_db.records import DeviceRecord, JobState
+from flce_tune.tuning_db.records import JobState
 from flce_tune.tuning_db.store import Store
 from flce_tune.worker.outbox import Letter, Outbox
 
@@ -39,12 +39,11 @@ class Link:
     client: Client  # gives up at once, for whoever asks comes again
     patient: Client  # tries for about as long as a lease lasts; to begin and end a job
     owner: str  # unique to one start of one worker
-    name: str  # of the device, as torch has it
-    device: DeviceRecord
+    executor: Executor  # what it does jobs on
 
 
 class RemoteQueue:
-    """The jobs of a service that one device of this machine can do."""
+    """The jobs of a service that a worker's executor can do."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -60,7 +59,7 @@ class RemoteQueue:
             self._unsent[0].deliver_late()
             self._unsent.pop(0)
         link = self._link
-        claimed = link.client.claim(link.owner, selectors({link.name: link.device}))
+        claimed = link.client.claim(link.owner, link.executor.selectors())
         return None if claimed is None else RemoteWork(link, claimed, self._unsent)
 
 
@@ -93,10 +92,9 @@ class RemoteWork:
             InterchangeError: what it knows is of another version.
         """
         self._fetch_known(self._spec)
-        spec = self._spec.model_dump(mode="json") | {"device": self._link.name}
-        job = self._store.submit_job(spec)
+        job = self._store.submit_job(self._spec.model_dump(mode="json"))
         self._outbox = Outbox(self._store, job.id)
-        return JobProcess(self._store.url, job)
+        return JobProcess(self._store.url, job, self._link.executor.site(self._spec.device))
 
     def renew(self) -> bool | None:
         """Send what is new, and keep the job."""
@@ -160,10 +158,11 @@ class RemoteWork:
 
     def _fetch_known(self, spec: JobSpec) -> None:
         link = self._link
+        device, *_ = meant(spec.device, link.executor.devices()).values()
         for problem in spec.problems:
             with tempfile.TemporaryFile(dir=self._folder.name) as file:
                 try:
-                    link.patient.export(file, device=device_slug(link.device), problem=problem)
+                    link.patient.export(file, device=device_slug(device), problem=problem)
                 except RefusedError as error:
                     if error.kind == "unknown-device":
                         return

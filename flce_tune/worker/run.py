@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from flce_tune.client import Client, Retries
 from flce_tune.errors import FlceTuneError
-from flce_tune.service.devices import local_devices, select
+from flce_tune.service.executors import Executor, LocalExecutor
 from flce_tune.service.runner import JobRunner, new_owner
 from flce_tune.worker.remote import Link, RemoteQueue
 
@@ -24,7 +24,7 @@ class WorkerSettings:
 
     server: str  # base URL of the service
     token: str | None = field(default=None, repr=False)
-    device: str = "auto"  # "cpu", "cuda", "cuda:1", ...; auto: the first GPU, else the CPU
+    executor: Executor = field(default_factory=LocalExecutor)  # what it does jobs on
     poll_seconds: float = 2.0  # how often the service is asked for a job
     stop_seconds: float = 10.0  # a sweep told to stop gets this long before it is killed
 
@@ -35,23 +35,19 @@ def work(settings: WorkerSettings, should_stop: Callable[[], bool]) -> None:
     A running job is given back then.
 
     Raises:
-        FlceTuneError: this machine has no such device, or the worker broke.
+        FlceTuneError: the worker broke.
     """
-    here = local_devices()
-    name = select(settings.device, here)
-    if name is None:
-        raise FlceTuneError(f"no device {settings.device} here; this machine has {', '.join(here)}")
     owner = new_owner()
     once = Retries(seconds=0)
     with (
         Client(settings.server, token=settings.token, retries=once) as client,
         Client(settings.server, token=settings.token, retries=Retries(PATIENCE_S)) as patient,
     ):
-        queue = RemoteQueue(Link(client, patient, owner, name, here[name]))
+        queue = RemoteQueue(Link(client, patient, owner, settings.executor))
         runner = JobRunner(
             queue, poll_seconds=settings.poll_seconds, stop_seconds=settings.stop_seconds
         )
-        log.info("worker %s: %s (%s) for %s", owner, name, here[name].name, settings.server)
+        log.info("worker %s: %s for %s", owner, settings.executor, settings.server)
         runner.start()
         while runner.alive and not should_stop():
             time.sleep(0.1)

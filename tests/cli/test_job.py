@@ -13,6 +13,7 @@ from served import ServedTransport
 import flce_tune.client
 from flce_tune.client import Client
 from flce_tune.service.app import create_app
+from flce_tune.service.executors import LocalExecutor, RayExecutor
 from flce_tune.service.settings import ServiceSettings
 from flce_tune.tuning_db.records import DeviceRecord, JobState, Miss, ProblemRecord
 from flce_tune.tuning_db.store import Store
@@ -35,6 +36,46 @@ def service(database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         # a log handler of an earlier test may hold a stream that is closed: not said on stderr
         monkeypatch.setattr(logging, "raiseExceptions", False)
         yield store
+
+
+@pytest.mark.parametrize(
+    ("options", "executor"),
+    [
+        ((), LocalExecutor()),
+        (("--device", "cpu"), LocalExecutor(("cpu",))),
+        (("--devices", "cpu"), LocalExecutor(("cpu",))),
+        (("--executor", "ray"), RayExecutor()),
+        (("--executor", "ray", "--accelerator", "H200,L4"), RayExecutor(("H200", "L4"))),
+        (("--executor", "ray", "--device", "cpu"), RayExecutor(cpu=True)),
+    ],
+)
+def test_what_a_service_and_a_worker_do_jobs_on(run, monkeypatch, options, executor):
+    told = []
+    monkeypatch.setattr("flce_tune.service.app.run", told.append)
+    monkeypatch.setattr("flce_tune.worker.run.work", lambda settings, _: told.append(settings))
+    monkeypatch.setattr("flce_tune.cli.executors.find_spec", lambda _: object())
+    assert run("serve", *options).exit_code == 0
+    assert told[0].executor == executor
+    if options:
+        assert run("worker", "--server", "http://localhost:1", *options).exit_code == 0
+        assert told[1].executor == executor
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--devices", "cpu,cpu"), "takes all, or each device once"),
+        (("--accelerator", "H200"), "--accelerator goes with --executor ray"),
+        (("--executor", "ray", "--devices", "cpu"), "with --executor ray, say --accelerator"),
+        (("--executor", "ray"), "flce-tune[ray]"),
+    ],
+)
+def test_wrong_executors_are_refused(run, monkeypatch, options, said):
+    monkeypatch.setattr("flce_tune.cli.executors.find_spec", lambda _: None)
+    for command in (("serve",), ("worker", "--server", "http://localhost:1")):
+        answer = run(*command, *options)
+        assert answer.exit_code != 0
+        assert said in " ".join(answer.stderr.replace("│", " ").split())
 
 
 def test_a_job_from_submission_to_cancellation(run, service: Store):

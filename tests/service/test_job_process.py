@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from flce_tune.service import child
+from flce_tune.service.executors import LocalSite
 from flce_tune.service.job_process import JobProcess, Outcome, sweep_options
 from flce_tune.service.schemas import JobSpec
 from flce_tune.sweep.events import SweepOptions
 from flce_tune.tuning_db.records import Job, JobState
 from flce_tune.tuning_db.store import Store
 
+CPU = LocalSite(("cpu",))
 LONG = {
     "device": "cpu",
     "problems": [{"tokens": 16384, "hidden": 64, "vocab": 8192, "dtype": "float32"}],
@@ -25,10 +27,11 @@ LONG = {
 ORPHAN = """
 import sys, time
 from flce_tune.service import child
+from flce_tune.service.executors import LocalSite
 from flce_tune.service.job_process import JobProcess
 from flce_tune.tuning_db.store import Store
 with Store.open(sys.argv[1]) as store:
-    process = JobProcess(store.url, store.job(sys.argv[2]))
+    process = JobProcess(store.url, store.job(sys.argv[2]), LocalSite(("cpu",)))
 print(process.pid, flush=True)
 time.sleep(600)
 """
@@ -41,7 +44,7 @@ def job(store: Store) -> Job:
 
 @pytest.fixture
 def process(store: Store, job: Job) -> Iterator[JobProcess]:
-    started = JobProcess(store.url, job)
+    started = JobProcess(store.url, job, CPU)
     while not any(event.kind == "progress" for event in store.events(job.id)):
         assert started.wait(0.1) is None
     yield started
@@ -110,7 +113,7 @@ def test_a_sweep_is_as_thorough_as_its_job_says():
 
 
 def test_a_job_nobody_can_read_fails(store: Store):
-    process = JobProcess(store.url, store.submit_job({"device": "cpu", "problems": []}))
+    process = JobProcess(store.url, store.submit_job({"device": "cpu", "problems": []}), CPU)
     outcome = end_of(process)
     assert outcome.state is JobState.FAILED
     assert "problems" in outcome.message

@@ -53,6 +53,25 @@ def test_events_add_up():
     assert [front.problem.tokens for front in progress.fronts] == [64]
 
 
+def test_places_are_told_apart():
+    other = PROBLEM | {"tokens": 96}
+    progress = Progress(3)
+    progress.add(
+        events(
+            ("progress", {"place": "cuda:0", "problem": PROBLEM, "total": 9}),
+            ("progress", {"place": "cuda:1", "problem": other, "total": 4}),
+            ("progress", {"place": "cuda:1", "stage": "measure", "total": 4}),
+            ("measurement", {"place": "cuda:0", "done": 2, "total": 9, "status": "ok"}),
+            ("measurement", {"place": "cuda:1", "done": 4, "total": 4, "status": "ok"}),
+            ("winners", {"place": "cuda:0", "winners": [WINNER]}),
+            ("winners", {"place": "cuda:1", "winners": [WINNER]}),
+        )
+    )
+    assert [front.problem.tokens for front in progress.fronts] == [64, 96]
+    assert (progress.done, progress.total, progress.measured) == (6, 13, 2)
+    assert progress.doing == "problem 2 of 3: measuring configs, on 2 devices"
+
+
 def test_what_a_worker_should_not_have_reported_is_passed_over(client: TestClient, store: Store):
     job = store.submit_job({"device": "cpu", "problems": [PROBLEM]})
     store.claim_job("worker", 60)

@@ -9,6 +9,7 @@ import pytest
 
 from flce_tune.errors import StoreUnavailableError
 from flce_tune.service import queue as queue_module
+from flce_tune.service.executors import Site
 from flce_tune.service.job_process import Outcome
 from flce_tune.service.queue import StoreQueue
 from flce_tune.service.runner import JobRunner, new_owner
@@ -24,7 +25,7 @@ class FakeProcess:
 
     started: list["FakeProcess"]
 
-    def __init__(self, _url: str, job: Job) -> None:
+    def __init__(self, _url: str, job: Job, _site: Site) -> None:
         self.job = job
         self.outcome: Outcome | None = None
         self.stopped = threading.Event()
@@ -61,7 +62,7 @@ def quick(settings: ServiceSettings) -> ServiceSettings:
 
 
 def make(store: Store, settings: ServiceSettings) -> JobRunner:
-    queue = StoreQueue(store, new_owner(), settings.lease_seconds)
+    queue = StoreQueue(store, new_owner(), settings.lease_seconds, settings.executor)
     return JobRunner(queue, poll_seconds=settings.poll_seconds, stop_seconds=settings.stop_seconds)
 
 
@@ -127,6 +128,21 @@ def test_a_stopped_runner_gives_its_job_back(store: Store, quick: ServiceSetting
     assert started[0].stopped.is_set()
     until(lambda: store.claim_job("the next service", 60) is not None)
     assert store.job(job.id).lease_owner == "the next service"
+
+
+def test_a_job_without_a_place_is_given_back_and_left_alone_for_a_while(
+    store: Store, quick: ServiceSettings, started
+):
+    job = store.submit_job(SPEC)
+    queue = StoreQueue(store, new_owner(), 3600, quick.executor)
+    runner = JobRunner(queue, poll_seconds=0.02, stop_seconds=10, away_seconds=3600)
+    runner.start()
+    until(lambda: started)
+    started[0].outcome = Outcome(None, "the cluster is away")
+    until(lambda: any("released" in event.data for event in store.events(job.id)))
+    until(lambda: store.claim_job("another service", 60) is not None)
+    assert len(started) == 1
+    runner.stop()
 
 
 def test_a_runner_that_lost_its_lease_kills_the_sweep_and_writes_nothing(

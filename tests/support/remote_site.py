@@ -2,6 +2,7 @@
 
 import httpx
 
+from flce_tune.service.executors import LocalExecutor
 from flce_tune.tuning_db.records import DeviceRecord, ProblemRecord, ToolchainRecord
 
 GPU = DeviceRecord("cuda", "NVIDIA H200", "9.0", 132, 232448, 150_000_000_000)
@@ -11,6 +12,13 @@ SPEC = {
     "device": "sm_90",
     "problems": [{"tokens": 4096, "hidden": 4096, "vocab": 128256}],
 }
+
+
+class OneGpu(LocalExecutor):
+    """A GPU that is not here."""
+
+    def devices(self) -> dict[str, DeviceRecord]:
+        return {"cuda:0": GPU}
 
 
 class Line(httpx.BaseTransport):

@@ -86,7 +86,7 @@ def test_faults_of_candidates_are_those_of_a_local_worker(cluster, planted, stor
     """On a node that Ray picks by its accelerator type."""
     cluster.add_node(**NODE, num_gpus=1, resources={"accelerator_type:FAKE": 1})
     fake = {"num_gpus": 1, "num_cpus": 1, "accelerator_type": "FAKE"}
-    place = RayPlace(Wanted("FAKE 1", "cpu", fake))
+    place = RayPlace(Wanted("FAKE 1", "FAKE", "cpu", fake))
     place.open(lambda: False)
     try:
         runner = place.runner(planted.Puppet, problem, 0)

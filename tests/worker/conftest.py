@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from remote_site import GPU, PROBLEM, TOOLCHAIN, Line
+from remote_site import GPU, PROBLEM, TOOLCHAIN, Line, OneGpu
 from served import ServedTransport
 
 from flce_tune.client import Client, Retries
@@ -36,7 +36,7 @@ def link(line: Line) -> Link:
         retries = Retries(seconds=seconds, first_wait=0.01)
         return Client("http://testserver", retries=retries, transport=line)
 
-    return Link(client(0), client(0.1), "worker:1:abcdef", "cuda:0", GPU)
+    return Link(client(0), client(0.1), "worker:1:abcdef", OneGpu())
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from remote_site import GPU, PROBLEM, SPEC, Line
 
 from flce_tune.errors import InterchangeError, UnreachableError
+from flce_tune.service.executors import LocalSite
 from flce_tune.service.runner import JobRunner
 from flce_tune.tuning_db.records import Job, JobState, Measurement, Winner
 from flce_tune.tuning_db.store import Store
@@ -20,8 +21,9 @@ Measured = Callable[..., Measurement]
 class Sweep:
     """Stands in for a job's process; writes what a sweep would."""
 
-    def __init__(self, url: str, job: Job) -> None:
+    def __init__(self, url: str, job: Job, site: LocalSite) -> None:
         self.job = job
+        self.site = site
         self.store = Store.open(url)
 
     def measure(self, measurement: Measurement) -> Measurement:
@@ -70,7 +72,7 @@ def told(store: Store, job: str) -> list[str]:
 
 
 def test_a_sweep_runs_on_the_workers_device(work: RemoteWork):
-    assert work.start().job.spec["device"] == "cuda:0"
+    assert work.start().site == LocalSite(("cuda:0",))
 
 
 def test_only_jobs_for_the_device_are_taken(store: Store, queue: RemoteQueue):

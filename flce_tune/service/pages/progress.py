@@ -28,7 +28,13 @@ STAGES = {
 }
 
 
-class Step(BaseModel):
+class News(BaseModel):
+    """What an event says of one place; jobs with a single one do not name it."""
+
+    place: str = ""
+
+
+class Step(News):
     """A "progress" event: a problem or a stage begins."""
 
     problem: ProblemSpec | None = None
@@ -37,7 +43,7 @@ class Step(BaseModel):
     total: Count = 0
 
 
-class Outcome(BaseModel):
+class Outcome(News):
     """A "measurement" event: how one config fared."""
 
     config: str = ""
@@ -58,7 +64,7 @@ class Best(BaseModel):
     eager_ms: float | None = None
 
 
-class _Winners(BaseModel):
+class _Winners(News):
     winners: list[Best]
 
 
@@ -71,15 +77,22 @@ class Front:
 
 
 @dataclass(slots=True)
+class Track:
+    """What one place is at."""
+
+    current: ProblemSpec | None = None
+    stage: str = ""
+    done: int = 0  # of the stage
+    total: int = 0
+
+
+@dataclass(slots=True)
 class Progress:
     """What the events of one job add up to."""
 
     problems: int  # the job has
-    current: ProblemSpec | None = None
-    number: int = 0  # of the current problem, from 1; 0: none yet
-    stage: str = ""
-    done: int = 0  # of the stage
-    total: int = 0
+    number: int = 0  # of the problem that was begun last, from 1; 0: none yet
+    tracks: dict[str, Track] = field(default_factory=dict)  # by place
     measured: int = 0
     failed: int = 0
     attempts: int = 0
@@ -100,27 +113,51 @@ class Progress:
             self._start_again()
         elif event.kind == "progress":
             step = Step.model_validate(event.data)
+            track = self._track(step)
             if step.problem is not None:
-                self.current = step.problem
+                track.current = step.problem
                 self.number += 1
-            self.stage = step.stage or ""
-            self.done, self.total = step.done, step.total
+            track.stage = step.stage or ""
+            track.done, track.total = step.done, step.total
         elif event.kind == "measurement":
             outcome = Outcome.model_validate(event.data)
             self.measured += 1
             self.failed += outcome.status != "ok"
-            self.done, self.total = outcome.done, outcome.total
+            track = self._track(outcome)
+            track.done, track.total = outcome.done, outcome.total
             self.latest.appendleft(outcome)
         elif event.kind == "winners":
             found = _Winners.model_validate(event.data)
-            self.fronts.append(Front(self.current, found.winners))
+            track = self._track(found)
+            self.fronts.append(Front(track.current, found.winners))
 
     def _start_again(self) -> None:
         """Whoever takes the job over goes through all its problems again."""
         self.attempts += 1
-        self.current, self.number, self.stage = None, 0, ""
-        self.done = self.total = 0
+        self.number = 0
+        self.tracks.clear()
         self.fronts.clear()
+
+    def _track(self, news: News) -> Track:
+        """The place's, now the latest."""
+        track = self.tracks.pop(news.place) if news.place in self.tracks else Track()
+        self.tracks[news.place] = track
+        return track
+
+    @property
+    def done(self) -> int:
+        """Configs that the running stages have handled, of all places."""
+        return sum(track.done for track in self.tracks.values())
+
+    @property
+    def total(self) -> int:
+        """Configs that the running stages handle at most."""
+        return sum(track.total for track in self.tracks.values())
+
+    @property
+    def stage(self) -> str:
+        """Of the place that was heard of last."""
+        return [*self.tracks.values()][-1].stage if self.tracks else ""
 
     @property
     def doing(self) -> str:
@@ -128,7 +165,8 @@ class Progress:
         stage = STAGES.get(self.stage, "starting")
         if self.problems < 2:
             return stage
-        return f"problem {max(self.number, 1)} of {self.problems}: {stage}"
+        told = f"problem {max(self.number, 1)} of {self.problems}: {stage}"
+        return f"{told}, on {len(self.tracks)} devices" if len(self.tracks) > 1 else told
 
 
 def title(spec: JobSpec) -> str:
