@@ -69,7 +69,6 @@ def numerators(
             block, column = divmod(start - columns.start, slab)
             rows = out[block * block_rows :][:n]
             rows[:, column : column + e.shape[1]] = e.to(out.dtype)
-            rows[:, column + e.shape[1] :] = 0.0  # see backends.logits_buffer
 
 
 def merge(
@@ -92,7 +91,6 @@ def gradients(
     tile: Tile | None,
 ) -> None:
     """Recompute the logits of the blocks' columns and turn them into G."""
-    blocks.data.zero_()  # what no column fills, too; see backends.logits_buffer
     for columns, g in blocks.parts():
         slab_gradient(inputs, columns, statistics, given, loss, g, tile)
 

@@ -28,7 +28,7 @@ from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Device, Problem, describe_device
 from flce_tune.sweep.candidates import combinations, groups, in_turns, nearest, walk
 from flce_tune.sweep.measure import OpBench
-from flce_tune.sweep.sampling import sampled
+from flce_tune.sweep.sampling import kind_of, sampled
 
 SHARES = (0.05, 0.1, 0.25, 0.5)
 FINE_STEPS = 32  # chunks, and slabs, on a CPU
@@ -86,11 +86,11 @@ def as_a_sweep(times: Times, starts: Sequence[Config], seed: int) -> Iterator[Co
     seen = dict.fromkeys(starts)
     yield from starts
     if any(config.logits or config.dx or config.dw for config in times):
-        by_kind = {(c.strategy, c.accumulator): c for c in starts}
+        by_kind = {kind_of(c): c for c in starts}
         walks = {
             kind: walk(group, by_kind[kind], times.get, times.__contains__)
             for group in groups(list(times))
-            if (kind := (group[0].strategy, group[0].accumulator))
+            if (kind := kind_of(group[0]))
         }
         for config in itertools.chain.from_iterable(in_turns(walks, times.get, set())):
             if config not in seen:

@@ -26,7 +26,7 @@ from flce_tune.kernels.problem import Device, Problem
 from flce_tune.sweep import sampling
 from flce_tune.sweep.events import SweepOptions
 from flce_tune.sweep.race import thin
-from flce_tune.sweep.sampling import SIZES
+from flce_tune.sweep.sampling import SIZES, Kind, kind_of
 
 WALK_BUDGET = 200  # configs
 QUICK_BUDGET = 60
@@ -39,7 +39,6 @@ BEATEN = 2.0  # times the best of walks whose best needs no more workspace
 QUICK_BEATEN = 1.5
 
 TimeOf = Callable[[Config], float | None]  # ms of a measured config, None if it failed
-Group = tuple[str, str]  # strategy and accumulator
 TILED = ("logits", "dx", "dw")
 _FIELDS = tuple(f.name for f in fields(Config) if f.name not in ("strategy", "accumulator"))
 
@@ -109,24 +108,24 @@ class Search:
         if self._whole:
             return [iter([self._first()]), self._fill_up(time_of, seen)]
         walks = {
-            _group(configs[0]): walk(
+            kind_of(configs[0]): walk(
                 configs, self._starts[configs[0].strategy], time_of, self.valid
             )
             for configs in groups(self.space)
         }
-        given_up: set[Group] = set()
+        given_up: set[Kind] = set()
         walking = in_turns(walks, time_of, given_up, self._workspace, self._beaten)
         return [walking, self._fill_up(time_of, seen, given_up)] if self._fill else [walking]
 
     def _fill_up(
-        self, time_of: TimeOf, seen: Collection[Config], without: Collection[Group] = ()
+        self, time_of: TimeOf, seen: Collection[Config], without: Collection[Kind] = ()
     ) -> Iterator[list[Config]]:
         """The whole space if the budget covers it, else a sample of all combinations.
 
         Of groups that were given up, nothing. ``seen`` is read when this is first advanced.
         """
         space = self.space if self._whole else combinations(self.space, self.valid)
-        space = [config for config in space if _group(config) not in without]
+        space = [config for config in space if kind_of(config) not in without]
         if len({*space, *seen}) > self.budget:
             if sampling.available():
                 yield from ([c] for c in sampling.sampled(space, seen, time_of, self._seed))
@@ -190,9 +189,9 @@ def combinations(space: Sequence[Config], valid: Callable[[Config], bool]) -> li
 
 def groups(space: Sequence[Config]) -> list[list[Config]]:
     """Split a space by strategy and accumulator."""
-    split: dict[Group, list[Config]] = {}
+    split: dict[Kind, list[Config]] = {}
     for config in space:
-        split.setdefault(_group(config), []).append(config)
+        split.setdefault(kind_of(config), []).append(config)
     return list(split.values())
 
 
@@ -279,19 +278,15 @@ def _tiles(config: Config) -> tuple[object, ...]:
     return config.logits, config.dx, config.dw
 
 
-def _group(config: Config) -> Group:
-    return config.strategy, config.accumulator
-
-
 def _ms(time_of: TimeOf, config: Config) -> float:
     time = time_of(config)
     return math.inf if time is None else time
 
 
 def in_turns(
-    walks: Mapping[Group, Iterator[list[Config]]],
+    walks: Mapping[Kind, Iterator[list[Config]]],
     time_of: TimeOf,
-    given_up: set[Group],
+    given_up: set[Kind],
     workspace: Callable[[Config], int] = lambda config: 0,
     beaten: float = BEATEN,
 ) -> Iterator[list[Config]]:
@@ -301,7 +296,7 @@ def in_turns(
     times as the best of a walk whose best needs no more workspace.
     """
     alive = dict(walks)
-    best: dict[Group, tuple[float, float]] = {}  # ms, bytes
+    best: dict[Kind, tuple[float, float]] = {}  # ms, bytes
     while alive:
         order = sorted(alive, key=lambda group: best.get(group, (math.inf, 0))[0])
         batches = {group: next(alive[group], None) for group in order}

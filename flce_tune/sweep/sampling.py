@@ -50,10 +50,10 @@ def sampled(
     shuffled = random.Random(seed).sample(grid, len(grid))
     left: dict[Kind, dict[Config, None]] = {kind: {} for kind in space.kinds}
     for config in shuffled:
-        left[_kind(config)][config] = None
+        left[kind_of(config)][config] = None
     for config in known:
-        if config in left.get(_kind(config), ()):
-            del left[_kind(config)][config]
+        if config in left.get(kind_of(config), ()):
+            del left[kind_of(config)][config]
             study.add_trial(space.trial(config, time_of(config)))
     while any(left.values()):
         kind, wanted = _asked(study, space)
@@ -69,15 +69,15 @@ class _Space:
     """Between configs and Optuna's parameters."""
 
     def __init__(self, grid: Sequence[Config]) -> None:
-        self.kinds = sorted(set(map(_kind, grid)))
+        self.kinds = sorted(set(map(kind_of, grid)))
         self._values: dict[str, list[Any]] = {}  # by parameter
         self.parameters: dict[Kind, dict[str, str]] = {}  # by field, of those that vary
         for kind in self.kinds:
-            configs = [config for config in grid if _kind(config) == kind]
+            configs = [config for config in grid if kind_of(config) == kind]
             varying = [f for f in FIELDS if len({getattr(c, f) for c in configs}) > 1]
             self.parameters[kind] = {f: _parameter(kind, f) for f in varying}
         for config in grid:
-            for field, name in self.parameters[_kind(config)].items():
+            for field, name in self.parameters[kind_of(config)].items():
                 values = self._values.setdefault(name, [])
                 if getattr(config, field) not in values:
                     values.append(getattr(config, field))
@@ -114,12 +114,12 @@ class _Space:
         """The parameters of a config, but its kind."""
         return {
             name: self._ranks[name][getattr(config, field)]
-            for field, name in self.parameters[_kind(config)].items()
+            for field, name in self.parameters[kind_of(config)].items()
         }
 
     def distance(self, config: Config, kind: Kind, wanted: Mapping[str, int]) -> float:
         """How unlike a config is to what was asked for; 0 for one of another kind, too."""
-        if _kind(config) != kind:
+        if kind_of(config) != kind:
             return 0.0
         total = 0.0
         for field, name in self.parameters[kind].items():
@@ -131,7 +131,7 @@ class _Space:
         """What came of a config; None: it failed."""
         from optuna.trial import create_trial
 
-        kind = _kind(config)
+        kind = kind_of(config)
         return create_trial(
             value=FAILED if ms is None else ms,
             params={"kind": self.kinds.index(kind), **self.ranks(config)},
@@ -139,7 +139,8 @@ class _Space:
         )
 
 
-def _kind(config: Config) -> Kind:
+def kind_of(config: Config) -> Kind:
+    """What is walked, and modelled, by itself."""
     return config.strategy, config.accumulator
 
 

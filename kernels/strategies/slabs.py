@@ -15,12 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flce_tune.kernels.backends import (
-    backend_of,
-    even_parts,
-    logits_buffer,
-    part_of,
-)
+from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer, part_of
 from flce_tune.kernels.loss import scaled_logits
 from flce_tune.kernels.strategies import common
 from flce_tune.kernels.torch_backend import joined_lse

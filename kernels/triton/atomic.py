@@ -26,25 +26,19 @@ def gradient_of(
     target,
     a,
     b,
-    c,
     e,
     class_weight_ptr,
     inside,
     scale,
     softcap,
     HAS_SOFTCAP: tl.constexpr,
-    HAS_C: tl.constexpr,
     HAS_E: tl.constexpr,
     HAS_CLASS_WEIGHT: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    """G·dz/da = (p·(A + C·z) - B·[c = y] - E·w_c)·dz/da; rows with no coefficient give 0."""
+    """G·dz/da = (p·A - B·[c = y] - E·w_c)·dz/da; rows with no coefficient give 0."""
     z = scaled(raw, scale, softcap, HAS_SOFTCAP, EXACT)
-    weight = a
     active = (a != 0) | (b != 0)
-    if HAS_C:
-        weight = a + c * tl.where(z == float("-inf"), 0.0, z)
-        active = active | (c != 0)
     subtracted = tl.where(columns == target, b, 0.0)
     if HAS_E:  # B + E is rounded as A is, so that they cancel where p is 1
         active = active | (e != 0)
@@ -52,7 +46,7 @@ def gradient_of(
             subtracted += e * tl.load(class_weight_ptr + columns, mask=inside, other=0.0)
         else:
             subtracted += e
-    gradient = (tl.exp(z - lse) * weight - subtracted) * scale
+    gradient = (tl.exp(z - lse) * a - subtracted) * scale
     if HAS_SOFTCAP:
         ratio = z / softcap
         gradient *= 1.0 - ratio * ratio
@@ -190,8 +184,8 @@ def atomic_kernel(
         inside = columns < vocab
         raw = row_logits(x_ptr, weight_ptr, bias_ptr, columns, vocab, hidden, weight_stride,
                          HAS_BIAS, D_BLOCK, V_BLOCK)  # fmt: skip
-        g = gradient_of(raw, columns, lse, target, a, b, 0.0, e_share, class_weight_ptr, inside,
-                        scale, softcap, HAS_SOFTCAP, False, WANT_SUM, HAS_CLASS_WEIGHT,
+        g = gradient_of(raw, columns, lse, target, a, b, e_share, class_weight_ptr, inside,
+                        scale, softcap, HAS_SOFTCAP, WANT_SUM, HAS_CLASS_WEIGHT,
                         EXACT)  # fmt: skip
         g = tl.where(inside, g, 0.0)
         if NEED_DB:

@@ -24,9 +24,8 @@ FLOPs 2NDV each. Bytes beyond the operands: 2NV written where logits or G are st
 import triton
 import triton.language as tl
 
-from flce_tune.kernels.triton.rows import finite_or_zero, scaled
+from flce_tune.kernels.triton.rows import LOG2E, finite_or_zero, scaled
 
-LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
