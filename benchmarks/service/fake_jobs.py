@@ -17,6 +17,7 @@ from pathlib import Path
 
 from flce_tune.service import queue
 from flce_tune.service.app import run
+from flce_tune.service.executors import Site
 from flce_tune.service.job_process import Outcome
 from flce_tune.service.settings import ServiceSettings
 from flce_tune.tuning_db.records import (
@@ -43,7 +44,7 @@ class FakeProcess:
 
     folder: Path
 
-    def __init__(self, url: str, job: Job) -> None:
+    def __init__(self, url: str, job: Job, _site: Site) -> None:
         self._store = Store.open(url)
         self._job = job
         self._stop = threading.Event()
