@@ -1,0 +1,260 @@
+"""Numerators GEMM scheduled by hand (Gluon, Hopper): tensor cores do not wait for the epilogue.
+
+Computes what ``kernels.triton.numerators.numerators_kernel`` does, without a bias.
+
+Algorithm: persistent programs of one producer warp, which copies tiles of x and W into a ring of
+STAGES buffers (TMA), and two consumers of four warps, which multiply them. Barriers per stage say
+that it is full or empty. A consumer's epilogue runs while the other one multiplies:
+
+- not SHARED (ping-pong): consumers take the program's tiles in turn, N_BLOCK × V_BLOCK each, and
+  one begins when the other has begun the last step of its tile.
+- SHARED: both work on each tile, N_BLOCK / 2 rows each, the second LEAD steps behind the first (0:
+  in no order): it multiplies what is left in the ring during the first's epilogue, and the first
+  begins the next tile during the second's. LEAD is at most STAGES, or the ring could not fill.
+
+The epilogue goes through a tile 64 columns at a time, so that two small buffers suffice for its
+stores: one is written while the other is copied out.
+
+What bounds the tiles: the accumulators of two consumers, 128 registers a thread each (of 240; the
+producer has 24), and per clock of a multiprocessor that multiplies at its full rate, 4096 FLOP:
+
+    tile, rows a consumer        bytes wgmma reads   bytes TMA writes (and L2 sends)   both, of 128
+    SHARED 128 × 256, 64                 80                        48                      128
+    128 × 128, 128                       96                        64                      160
+    64 × 256, 64                         80                        80                      160
+
+So ping-pong tiles, which no other consumer shares, ask for a third more from L2 than the tile of
+numerators_kernel and for more than shared memory gives; SHARED tiles ask for no more than that one.
+The exponentials of a tile of 128 × 256 take 2048 clocks (16 a clock), its products 16 a unit of D:
+16384 at D = 1024. LEAD · D_BLOCK · 8 clocks of either epilogue are hidden if SHARED.
+
+FLOPs and bytes: those of numerators_kernel. Numerics: the same but for the order of the row sums.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from flce_tune.kernels.triton import logits
+from flce_tune.kernels.triton.numerators import BITS, BOTTOM
+
+CONSUMER_REGISTERS = gl.constexpr(240)  # a thread; the other consumer gets what is left, 240 too
+PRODUCER_REGISTERS = gl.constexpr(24)
+STORE_WIDTH = gl.constexpr(64)  # columns; 128 bytes, as far as a swizzle reaches
+
+tile_position = gluon.jit(logits.tile_position.fn)
+
+
+@gluon.jit
+def produce(x_desc, w_desc, rings, barriers, sizes, GROUP: gl.constexpr):
+    """Fill stage after stage, tile after tile."""
+    x_ring, w_ring = rings  # [STAGES, N_BLOCK, D_BLOCK], [STAGES, V_BLOCK, D_BLOCK]
+    full, empty, _ = barriers
+    n, hidden, width, _ = sizes
+    STAGES: gl.constexpr = x_ring.shape[0]
+    N_BLOCK: gl.constexpr = x_ring.shape[1]
+    V_BLOCK: gl.constexpr = w_ring.shape[1]
+    D_BLOCK: gl.constexpr = x_ring.shape[2]
+    tiles_n = gl.cdiv(n, N_BLOCK)
+    tiles_v = gl.cdiv(width, V_BLOCK)
+    step = 0
+    for tile in range(gl.program_id(0), tiles_n * tiles_v, gl.num_programs(0)):
+        tile_n, tile_v = tile_position(tile, tiles_n, tiles_v, GROUP)
+        for k in range(0, hidden, D_BLOCK):
+            stage = step % STAGES
+            # Before its first completion a barrier counts as past a phase of parity 1.
+            mbarrier.wait(empty.index(stage), (step // STAGES & 1) ^ 1)
+            ready = full.index(stage)
+            mbarrier.expect(ready, x_desc.block_type.nbytes + w_desc.block_type.nbytes)
+            x, w = x_ring.index(stage), w_ring.index(stage)
+            tma.async_copy_global_to_shared(x_desc, [tile_n * N_BLOCK, k], ready, x)
+            tma.async_copy_global_to_shared(w_desc, [tile_v * V_BLOCK, k], ready, w)
+            step += 1
+
+
+@gluon.jit
+def multiply(acc, rings, barriers, first_step, begin, end, FIRST_ROW: gl.constexpr):
+    """Add steps ``begin`` to ``end`` of a tile; the last one's product is still under way."""
+    x_ring, w_ring = rings
+    full, empty, _ = barriers
+    STAGES: gl.constexpr = x_ring.shape[0]
+    for k in range(begin, end):
+        step = first_step + k
+        stage = step % STAGES
+        mbarrier.wait(full.index(stage), step // STAGES & 1)
+        x = x_ring.index(stage).slice(FIRST_ROW, acc.shape[0])
+        w = w_ring.index(stage).permute((1, 0))
+        acc = warpgroup_mma(x, w, acc, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=[acc])  # the step before is done with its stage
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=k > 0)
+    return acc
+
+
+@gluon.jit
+def halves(values):
+    """The left and the right half of the columns; moves no register."""
+    ROWS: gl.constexpr = values.shape[0]
+    HALF: gl.constexpr = values.shape[1] // 2
+    return values.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
+
+
+@gluon.jit
+def strips(values):
+    """All columns, STORE_WIDTH at a time."""
+    left, right = halves(values)
+    if values.shape[1] == 2 * STORE_WIDTH:
+        return left, right
+    else:  # noqa: RET505 Triton would trace what follows
+        return strips(left) + strips(right)
+
+
+@gluon.jit
+def epilogue(WHICH: gl.constexpr, raw, given, row, tile_v, out_desc, staging, tables, sizes, factor,
+             SLAB: gl.constexpr, STORE: gl.constexpr, EVEN: gl.constexpr):  # fmt: skip
+    """Of raw logits [ROWS, V_BLOCK]: store the numerators, their references and sums."""
+    _, tile_reference_ptr, tile_total_ptr = tables
+    n, _, width, block_rows = sizes
+    ROWS: gl.constexpr = raw.shape[0]
+    V_BLOCK: gl.constexpr = raw.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, STORE_WIDTH, 16])
+    per_row: gl.constexpr = gl.SliceLayout(1, layout)
+    column = tile_v * V_BLOCK
+    if not EVEN:  # noqa: SIM102 Triton drops the outer one, and branches on the inner
+        if column + V_BLOCK > width:
+            columns = column + gl.arange(0, V_BLOCK, gl.SliceLayout(0, raw.type.layout))
+            raw = gl.where((columns < width)[None, :], raw, float("-inf"))
+    left, right = halves(raw)  # a shorter chain of maxima
+    largest = gl.convert_layout(gl.max(gl.maximum(left, right), axis=1), per_row) * factor
+    own = gl.maximum(gl.ceil(largest), BOTTOM, propagate_nan=tl.PropagateNan.ALL)
+    reference = gl.where(largest <= given + BITS, given, own)
+    place = column // SLAB * block_rows + row
+    total = gl.zeros([ROWS], gl.float32, per_row)
+    parts = strips(raw)
+    for i in gl.static_range(V_BLOCK // STORE_WIDTH):
+        e = gl.exp2(gl.convert_layout(parts[i], layout) * factor - reference[:, None])
+        if STORE:
+            buffer = staging.index(2 * WHICH + i % 2)
+            tma.store_wait(1)  # the copy before the last read this buffer
+            buffer.store(e.to(out_desc.dtype))
+            fence_async_shared()
+            strip = column % SLAB + i * STORE_WIDTH
+            tma.async_copy_shared_to_global(out_desc, [place, strip], buffer)
+        total += gl.sum(e, axis=1)
+    rows = row + gl.arange(0, ROWS, per_row)
+    places = gl.cast(tile_v, gl.int64) * n + rows
+    gl.store(tile_reference_ptr + places, reference, mask=rows < n)
+    gl.store(tile_total_ptr + places, total, mask=rows < n)
+
+
+@gluon.jit
+def consume(WHICH: gl.constexpr, out_desc, rings, staging, barriers, tables, sizes, factor,
+            GROUP: gl.constexpr, SLAB: gl.constexpr, LEAD: gl.constexpr, SHARED: gl.constexpr,
+            STORE: gl.constexpr, EVEN: gl.constexpr):  # fmt: skip
+    """Multiply and finish this consumer's tiles, or its rows of all."""
+    x_ring, w_ring = rings
+    _, empty, turns = barriers
+    n, hidden, width, _ = sizes
+    STAGES: gl.constexpr = x_ring.shape[0]
+    N_BLOCK: gl.constexpr = x_ring.shape[1]
+    V_BLOCK: gl.constexpr = w_ring.shape[1]
+    ROWS: gl.constexpr = N_BLOCK // 2 if SHARED else N_BLOCK
+    FIRST_ROW: gl.constexpr = WHICH * ROWS if SHARED else 0
+    FIRST: gl.constexpr = 0 if SHARED else WHICH  # of the program's tiles
+    STRIDE: gl.constexpr = 1 if SHARED else 2
+    # A parity tells two phases apart, not three: consumers of different tiles may not wait for
+    # stages out of turn.
+    IN_ORDER: gl.constexpr = not SHARED or LEAD > 0
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V_BLOCK, 16])
+    strip: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, STORE_WIDTH, 16])
+    tiles_n = gl.cdiv(n, N_BLOCK)
+    tiles_v = gl.cdiv(width, V_BLOCK)
+    steps = gl.cdiv(hidden, x_ring.shape[2])
+    programs = gl.num_programs(0)
+    first_step = FIRST * steps
+    turn = 0
+    for tile in range(gl.program_id(0) + FIRST * programs, tiles_n * tiles_v, STRIDE * programs):
+        tile_n, tile_v = tile_position(tile, tiles_n, tiles_v, GROUP)
+        row = tile_n * N_BLOCK + FIRST_ROW
+        rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, strip))
+        given = gl.load(tables[0] + rows, mask=rows < n, other=0.0)
+        acc = gl.zeros([ROWS, V_BLOCK], gl.float32, layout)
+        if IN_ORDER:
+            mbarrier.wait(turns.index(WHICH), turn ^ (1 - WHICH))  # consumer 0 has the first turn
+            lead = gl.minimum(LEAD, steps) if SHARED else steps
+            acc = multiply(acc, rings, barriers, first_step, 0, lead, FIRST_ROW)
+            mbarrier.arrive(turns.index(1 - WHICH))
+            if SHARED:
+                acc = multiply(acc, rings, barriers, first_step, lead, steps, FIRST_ROW)
+        else:
+            acc = multiply(acc, rings, barriers, first_step, 0, steps, FIRST_ROW)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(empty.index((first_step + steps - 1) % STAGES))
+        epilogue(WHICH, acc, given, row, tile_v, out_desc, staging, tables, sizes, factor,
+                 SLAB, STORE, EVEN)  # fmt: skip
+        first_step += STRIDE * steps
+        turn ^= 1
+    tma.store_wait(0)
+
+
+@gluon.jit
+def pingpong_kernel(
+    x_desc,  # [n, D]
+    w_desc,  # [v, D]
+    out_desc,  # [blocks · block_rows, SLAB], in strips of ROWS × STORE_WIDTH
+    reference_ptr,  # [n]
+    tile_reference_ptr,  # [tiles, n]
+    tile_total_ptr,  # [tiles, n]
+    n,
+    hidden,
+    width,  # v
+    block_rows,
+    factor,  # bits per unit of a raw logit
+    ROWS: gl.constexpr,  # of a tile that one consumer computes
+    GROUP: gl.constexpr,
+    STAGES: gl.constexpr,
+    LEAD: gl.constexpr,
+    SLAB: gl.constexpr,
+    SHARED: gl.constexpr,
+    STORE: gl.constexpr,
+    EVEN: gl.constexpr,  # v is a multiple of V_BLOCK
+):
+    gl.static_assert(not SHARED or LEAD <= STAGES)
+    dtype: gl.constexpr = x_desc.dtype
+    rings = (
+        gl.allocate_shared_memory(dtype, [STAGES] + x_desc.block_type.shape, x_desc.layout),  # noqa: RUF005
+        gl.allocate_shared_memory(dtype, [STAGES] + w_desc.block_type.shape, w_desc.layout),  # noqa: RUF005
+    )
+    staging = gl.allocate_shared_memory(
+        dtype, [4, ROWS, STORE_WIDTH], gl.NVMMASharedLayout(128, 16, 2)
+    )
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=2 if SHARED else 1)
+    for consumer in gl.static_range(2):
+        mbarrier.init(turns.index(consumer), count=1)
+    barriers = (full, empty, turns)
+    tables = (reference_ptr, tile_reference_ptr, tile_total_ptr)
+    sizes = (n, hidden, width, block_rows)
+    gl.warp_specialize(
+        [
+            (consume, (0, out_desc, rings, staging, barriers, tables, sizes, factor,
+                       GROUP, SLAB, LEAD, SHARED, STORE, EVEN)),
+            (consume, (1, out_desc, rings, staging, barriers, tables, sizes, factor,
+                       GROUP, SLAB, LEAD, SHARED, STORE, EVEN)),
+            (produce, (x_desc, w_desc, rings, barriers, sizes, GROUP)),
+        ],
+        [4, 1],
+        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )  # fmt: skip

@@ -1,0 +1,81 @@
+"""How the hand-scheduled numerators kernel is cut, and its launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pingpong import STORE_WIDTH, pingpong_kernel
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from flce_tune.kernels.triton.arguments import cdiv
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the kernel cuts and orders its work."""
+
+    rows: int  # ROWS: of a tile, one consumer's
+    v_block: int
+    d_block: int
+    stages: int
+    shared: bool
+    lead: int = 0  # steps, if shared; 0: no order
+    group: int = 16
+
+    @property
+    def n_block(self) -> int:
+        """Rows of a tile."""
+        return self.rows * (2 if self.shared else 1)
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes; the barriers and what the compiler adds are less than 1 KiB."""
+        ring = self.stages * (self.n_block + self.v_block) * self.d_block
+        return 2 * (ring + 4 * self.rows * STORE_WIDTH.value) + 1024
+
+    def __str__(self) -> str:
+        kind = "shared" if self.shared else "ping-pong"
+        size = f"{self.n_block}×{self.v_block}×{self.d_block}"
+        lead = f" lead {self.lead}" if self.shared else ""
+        return f"{kind} {size} s{self.stages}{lead} g{self.group}"
+
+
+def descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
+    """Describe a 2-D tensor to the copy engine, with the layout its tiles have in shared memory."""
+    layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)
+    return TensorDescriptor.from_tensor(tensor, block, layout)
+
+
+def arguments(
+    schedule: Schedule,
+    x: Tensor,  # [n, D] bfloat16
+    weight: Tensor,  # [v, D] bfloat16
+    reference: Tensor,  # [n] float32
+    factor: float,
+    out: Tensor | None,  # [blocks · block_rows, slab] bfloat16
+    block_rows: int,
+    slab: int,
+    tile_reference: Tensor,  # [tiles, n] float32
+    tile_total: Tensor,  # [tiles, n] float32
+) -> tuple[object, ...]:
+    """All arguments of the kernel."""
+    (n, hidden), width = x.shape, len(weight)
+    strip = [schedule.rows, STORE_WIDTH.value]
+    return (
+        descriptor(x, [schedule.n_block, schedule.d_block]),
+        descriptor(weight, [schedule.v_block, schedule.d_block]),
+        None if out is None else descriptor(out, strip),
+        reference, tile_reference, tile_total, n, hidden, width, block_rows, factor,
+        schedule.rows, schedule.group, schedule.stages, schedule.lead, slab, schedule.shared,
+        out is not None, width % schedule.v_block == 0,
+    )  # fmt: skip
+
+
+def launch(
+    schedule: Schedule, given: tuple[object, ...], n: int, width: int, programs: int
+) -> None:
+    """Run on as many multiprocessors, with what ``arguments`` made."""
+    tiles = cdiv(n, schedule.n_block) * cdiv(width, schedule.v_block)
+    pingpong_kernel[(min(tiles, programs),)](*given, num_warps=4)
