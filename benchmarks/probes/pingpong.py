@@ -13,7 +13,8 @@ that it is full or empty. A consumer's epilogue runs while the other one multipl
   begins the next tile during the second's. LEAD is at most STAGES, or the ring could not fill.
 
 The epilogue goes through a tile 64 columns at a time, so that two small buffers suffice for its
-stores: one is written while the other is copied out.
+stores: one is written while the other is copied out. Nothing else knows what is computed of the raw
+logits: a kernel of another epilogue needs its own ``epilogue`` and the loads before ``multiply``.
 
 What bounds the tiles: the accumulators of two consumers, 128 registers a thread each (of 240; the
 producer has 24), and per clock of a multiprocessor that multiplies at its full rate, 4096 FLOP:
@@ -132,23 +133,32 @@ def epilogue(WHICH: gl.constexpr, raw, given, row, tile_v, out_desc, staging, ta
         if column + V_BLOCK > width:
             columns = column + gl.arange(0, V_BLOCK, gl.SliceLayout(0, raw.type.layout))
             raw = gl.where((columns < width)[None, :], raw, float("-inf"))
-    left, right = halves(raw)  # a shorter chain of maxima
-    largest = gl.convert_layout(gl.max(gl.maximum(left, right), axis=1), per_row) * factor
+    parts = strips(raw)
+    STRIPS: gl.constexpr = V_BLOCK // STORE_WIDTH
+    top = parts[0]
+    for i in gl.static_range(1, STRIPS):
+        top = gl.maximum(top, parts[i])
+    largest = gl.convert_layout(gl.max(top, axis=1), per_row) * factor
     own = gl.maximum(gl.ceil(largest), BOTTOM, propagate_nan=tl.PropagateNan.ALL)
     reference = gl.where(largest <= given + BITS, given, own)
     place = column // SLAB * block_rows + row
     total = gl.zeros([ROWS], gl.float32, per_row)
-    parts = strips(raw)
-    for i in gl.static_range(V_BLOCK // STORE_WIDTH):
-        e = gl.exp2(gl.convert_layout(parts[i], layout) * factor - reference[:, None])
-        if STORE:
-            buffer = staging.index(2 * WHICH + i % 2)
-            tma.store_wait(1)  # the copy before the last read this buffer
-            buffer.store(e.to(out_desc.dtype))
-            fence_async_shared()
-            strip = column % SLAB + i * STORE_WIDTH
-            tma.async_copy_shared_to_global(out_desc, [place, strip], buffer)
-        total += gl.sum(e, axis=1)
+    e = gl.exp2(gl.convert_layout(parts[0], layout) * factor - reference[:, None])
+    for i in gl.static_range(STRIPS):
+        # Always true, but unknown to the compiler, which keeps the order of basic blocks: left to
+        # itself, it computes all exponentials first, and no copy runs meanwhile.
+        if n > i - STRIPS:
+            now = e
+            if i + 1 < STRIPS:
+                e = gl.exp2(gl.convert_layout(parts[i + 1], layout) * factor - reference[:, None])
+            if STORE:
+                buffer = staging.index(2 * WHICH + i % 2)
+                tma.store_wait(1)  # the copy before the last read this buffer
+                buffer.store(now.to(out_desc.dtype))
+                fence_async_shared()
+                strip = column % SLAB + i * STORE_WIDTH
+                tma.async_copy_shared_to_global(out_desc, [place, strip], buffer)
+            total += gl.sum(now, axis=1)
     rows = row + gl.arange(0, ROWS, per_row)
     places = gl.cast(tile_v, gl.int64) * n + rows
     gl.store(tile_reference_ptr + places, reference, mask=rows < n)
