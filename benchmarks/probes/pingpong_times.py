@@ -150,7 +150,7 @@ def check(schedule: Schedule, shape: Shape) -> str:
 
 
 def time_shape(shape: Shape, schedules: Sequence[Schedule], deadline: Deadline) -> None:
-    """Print a JSON line per work: its name and milliseconds of every round."""
+    """Print a JSON line per sample, so that a kernel that hangs costs only what follows."""
     problem = Problem(shape, label_spread=False)
     z = torch.empty(problem.n, problem.width, device="cuda", dtype=torch.bfloat16)
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
@@ -163,7 +163,6 @@ def time_shape(shape: Shape, schedules: Sequence[Schedule], deadline: Deadline) 
         works[str(schedule)] = problem.scheduled(schedule)[0]
     if schedules:
         works[f"{schedules[0]}, nothing stored"] = problem.scheduled(schedules[0], store=False)[0]
-    samples: dict[str, list[float]] = {name: [] for name in works}
     for round in range(10):
         for name in random.sample(sorted(works), len(works)):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -173,11 +172,9 @@ def time_shape(shape: Shape, schedules: Sequence[Schedule], deadline: Deadline) 
             end.record()
             end.synchronize()
             if round:  # the first one compiles
-                samples[name].append(start.elapsed_time(end))
+                print(json.dumps([name, start.elapsed_time(end)]), flush=True)
         if deadline.remaining < 0 and round:
             break
-    for name, ms in samples.items():
-        print(json.dumps({"name": name, "ms": ms}), flush=True)
 
 
 def child(seconds: float, *words: str) -> tuple[str, str]:
@@ -185,9 +182,10 @@ def child(seconds: float, *words: str) -> tuple[str, str]:
     command = [sys.executable, __file__, *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1))
-    except subprocess.TimeoutExpired:
-        return "", f"killed after {seconds:.0f} s: it hangs, or compiles too long"
-    return done.stdout, "" if done.returncode == 0 else (done.stdout + done.stderr)[-600:]
+    except subprocess.TimeoutExpired as late:
+        output = (late.stdout or b"").decode()
+        return output, f"killed after {seconds:.0f} s: it hangs, or compiles too long"
+    return done.stdout, "" if done.returncode == 0 else done.stderr[-600:]
 
 
 def check_all(deadline: Deadline, patience: float) -> list[str]:
@@ -202,21 +200,33 @@ def check_all(deadline: Deadline, patience: float) -> list[str]:
         return list(pool.map(one, range(len(SCHEDULES))))
 
 
+def rows_of(output: str, flops: float) -> list[dict[str, Any]]:
+    """Medians of the samples, the fastest first."""
+    samples: dict[str, list[float]] = {}
+    for line in output.splitlines():
+        if line.endswith("]"):  # whole
+            name, ms = json.loads(line)
+            samples.setdefault(name, []).append(ms)
+    medians = {name: statistics.median(ms) for name, ms in samples.items()}
+    return [
+        {"name": name, "ms": samples[name], "median_ms": ms, "tflops": flops / ms / 1e9}
+        for name, ms in sorted(medians.items(), key=lambda item: item[1])
+    ]
+
+
 def time_all(deadline: Deadline, right: list[int]) -> dict[str, Any]:
-    """Rows per shape; prints them."""
+    """Rows per shape, the fastest first; prints them."""
     shapes: dict[str, Any] = {}
     for left, shape in zip(range(len(SHAPES), 0, -1), SHAPES, strict=True):
         seconds = deadline.remaining / left
         n, d, v = shape.tokens, shape.hidden, shape.vocab
         output, wrong = child(
-            deadline.remaining, "--time", f"{n},{d},{v}", "--schedules", *map(str, right),
-            "--time-budget", f"{seconds * 0.7:.0f}",
+            min(deadline.remaining, 1.5 * seconds), "--time", f"{n},{d},{v}",
+            "--schedules", *map(str, right), "--time-budget", f"{seconds * 0.7:.0f}",
         )  # fmt: skip
-        rows = [json.loads(line) for line in output.splitlines()]
-        print(f"\n{shape}  {wrong}")
+        rows = rows_of(output, 2.0 * n * d * v)
+        print(f"\n{shape} {wrong}")
         for row in rows:
-            row["median_ms"] = statistics.median(row["ms"])
-            row["tflops"] = 2e-9 * n * d * v / row["median_ms"]
             print(f"{row['median_ms']:9.3f} ms {row['tflops']:6.0f} TFLOP/s  {row['name']}")
         shapes[str(shape)] = {"rows": rows, "failure": wrong}
     return shapes
