@@ -24,8 +24,8 @@ producer has 24), and per clock of a multiprocessor that multiplies at its full 
     128 × 128, 128                       96                        64                      160
     64 × 256, 64                         80                        80                      160
 
-So ping-pong tiles, which no other consumer shares, ask for a third more from L2 than the tile of
-numerators_kernel and for more than shared memory gives; SHARED tiles ask for no more than that one.
+So ping-pong tiles, which no other consumer shares, ask for a third or two more from L2 than
+numerators_kernel's tile does, and for more than shared memory gives. SHARED tiles ask for no more.
 The exponentials of a tile of 128 × 256 take 2048 clocks (16 a clock), its products 16 a unit of D:
 16384 at D = 1024. LEAD · D_BLOCK · 8 clocks of either epilogue are hidden if SHARED.
 
