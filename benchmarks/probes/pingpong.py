@@ -8,9 +8,9 @@ that it is full or empty. A consumer's epilogue runs while the other one multipl
 
 - not SHARED (ping-pong): consumers take the program's tiles in turn, N_BLOCK × V_BLOCK each, and
   one begins when the other has begun the last step of its tile.
-- SHARED: both work on each tile, N_BLOCK / 2 rows each, the second LEAD steps behind the first (0:
-  in no order): it multiplies what is left in the ring during the first's epilogue, and the first
-  begins the next tile during the second's. LEAD is at most STAGES, or the ring could not fill.
+- SHARED: both work on each tile, N_BLOCK / 2 rows each. The second begins its last LEAD steps when
+  the first has begun its own last (0: in no order). So it multiplies what is left in the ring while
+  the first is in its epilogue, and the first begins the next tile while the second is in its own.
 
 The epilogue goes through a tile 64 columns at a time, so that two small buffers suffice for its
 stores: one is written while the other is copied out. Nothing else knows what is computed of the raw
@@ -197,15 +197,15 @@ def consume(WHICH: gl.constexpr, out_desc, rings, staging, barriers, tables, siz
         rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, strip))
         given = gl.load(tables[0] + rows, mask=rows < n, other=0.0)
         acc = gl.zeros([ROWS, V_BLOCK], gl.float32, layout)
+        held = 0
         if IN_ORDER:
-            mbarrier.wait(turns.index(WHICH), turn ^ (1 - WHICH))  # consumer 0 has the first turn
-            lead = gl.minimum(LEAD, steps) if SHARED else steps
-            acc = multiply(acc, rings, barriers, first_step, 0, lead, FIRST_ROW)
-            mbarrier.arrive(turns.index(1 - WHICH))
             if SHARED:
-                acc = multiply(acc, rings, barriers, first_step, lead, steps, FIRST_ROW)
-        else:
-            acc = multiply(acc, rings, barriers, first_step, 0, steps, FIRST_ROW)
+                held = steps - gl.minimum(LEAD, steps)
+                acc = multiply(acc, rings, barriers, first_step, 0, held, FIRST_ROW)
+            mbarrier.wait(turns.index(WHICH), turn ^ (1 - WHICH))  # consumer 0 has the first turn
+        acc = multiply(acc, rings, barriers, first_step, held, steps, FIRST_ROW)
+        if IN_ORDER:
+            mbarrier.arrive(turns.index(1 - WHICH))
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(empty.index((first_step + steps - 1) % STAGES))
         epilogue(WHICH, acc, given, row, tile_v, out_desc, staging, tables, sizes, factor,
@@ -237,7 +237,8 @@ def pingpong_kernel(
     STORE: gl.constexpr,
     EVEN: gl.constexpr,  # v is a multiple of V_BLOCK
 ):
-    gl.static_assert(not SHARED or LEAD <= STAGES)
+    # Before its turn, a consumer keeps the stage of the step before, too.
+    gl.static_assert(not SHARED or LEAD < STAGES)
     dtype: gl.constexpr = x_desc.dtype
     rings = (
         gl.allocate_shared_memory(dtype, [STAGES] + x_desc.block_type.shape, x_desc.layout),  # noqa: RUF005

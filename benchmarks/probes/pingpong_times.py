@@ -40,13 +40,14 @@ SLAB = 4096
 FACTOR = 1.4426950408889634
 TILE = Tile(128, 256, 64, 8, 3, 16)
 SCHEDULES = (
-    Schedule(64, 256, 64, 4, shared=True, lead=2),
+    Schedule(64, 256, 64, 4, shared=True, lead=3),
     Schedule(64, 256, 64, 4, shared=True, lead=0),
     Schedule(64, 256, 64, 4, shared=True, lead=1),
-    Schedule(64, 256, 64, 4, shared=True, lead=3),
-    Schedule(64, 256, 32, 8, shared=True, lead=5),
-    Schedule(64, 256, 64, 4, shared=True, lead=2, group=8),
-    Schedule(64, 256, 64, 4, shared=True, lead=2, group=32),
+    Schedule(64, 256, 64, 4, shared=True, lead=2),
+    Schedule(64, 256, 32, 8, shared=True, lead=4),
+    Schedule(64, 256, 32, 8, shared=True, lead=6),
+    Schedule(64, 256, 64, 4, shared=True, lead=3, group=8),
+    Schedule(64, 256, 64, 4, shared=True, lead=3, group=32),
     Schedule(128, 128, 64, 5, shared=False),
     Schedule(64, 256, 64, 4, shared=False),
 )

@@ -9,9 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gluon_emulator
 import pytest
 import torch
-from gluon_emulator import DeadlockError, Descriptor, Pointer, run
+from gluon_emulator import Descriptor, Pointer, run
 
 ROOT = Path(__file__).parents[2]
 PROBES = ROOT / "benchmarks" / "probes"
@@ -64,7 +65,7 @@ def emulate(shared, lead, n, hidden, width, *, stages=3, rows=8, store=True, see
 
 @pytest.mark.parametrize(
     ("shared", "lead"),
-    [(True, 0), (True, 1), (True, 3), (False, 0)],
+    [(True, 0), (True, 1), (True, 2), (False, 0)],
 )
 @pytest.mark.parametrize(
     ("n", "hidden", "width"),
@@ -84,13 +85,12 @@ def test_more_programs_than_tiles_and_nothing_stored():
     assert e.isnan().all()
 
 
-def test_emulator_sees_a_deadlock(monkeypatch):
-    def nobody_arrives(acc, rings, barriers, first_step, begin, end, first_row):
-        return acc
-
-    monkeypatch.setattr(pingpong.multiply, "fn", nobody_arrives)
-    with pytest.raises(DeadlockError):
-        emulate(True, 0, 32, 64, 512)
+def test_a_lead_of_all_stages_is_refused_as_it_would_hang(monkeypatch):
+    with pytest.raises(AssertionError):
+        emulate(True, 3, 32, 64, 512, stages=3)
+    monkeypatch.setattr(gluon_emulator, "static_assert", lambda condition: None)
+    with pytest.raises(gluon_emulator.DeadlockError):
+        emulate(True, 3, 32, 64, 512, stages=3)
 
 
 def test_compiles_for_hopper_without_spills(tmp_path):

@@ -65,7 +65,7 @@ def stack(cubin: bytes) -> int:
 def main() -> None:
     driver.set_active(NoGpu())
     cases = [
-        (Schedule(64, 256, 64, 4, shared=True, lead=2), 8192, True),
+        (Schedule(64, 256, 64, 4, shared=True, lead=3), 8192, True),
         (Schedule(128, 128, 64, 5, shared=False), 8191, False),
     ]
     for schedule, width, store in cases:
