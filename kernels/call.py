@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -50,7 +48,7 @@ class Call:
         )
 
     def _choice(self) -> tuple[str, int | None, str]:
-        explicit = "" if self.config is None else _written(self.config)
+        explicit = "" if self.config is None else self.config.to_json()
         return self.accumulate, self.workspace_limit, explicit
 
     def reduced(self) -> Tensor | LossOutputs:
@@ -94,9 +92,3 @@ class Call:
     def per_row(self, *, return_lse: bool) -> Tensor | tuple[Tensor, Tensor] | LossOutputs:
         """Loss whose upstream gradient may differ by token."""
         return self.reduction.of_rows(*self.rows(), return_lse=return_lse)
-
-
-@functools.lru_cache(maxsize=256)
-def _written(config: Config) -> str:
-    """A config as a custom op takes it."""
-    return json.dumps(config.to_dict())

@@ -27,6 +27,14 @@ class Tile:
     num_stages: int = 3
     group: int = 8  # output tiles that share an operand are visited in groups of this many
 
+    def to_json(self) -> str:
+        """All fields."""
+        return (
+            f'{{"n_block": {self.n_block}, "v_block": {self.v_block}, "d_block": {self.d_block}, '
+            f'"num_warps": {self.num_warps}, "num_stages": {self.num_stages}, '
+            f'"group": {self.group}}}'
+        )
+
     def __str__(self) -> str:
         return (
             f"{self.n_block}×{self.v_block}×{self.d_block}"
@@ -50,11 +58,23 @@ class Config:
     dx: Tile | None = None  # G·W
     dw: Tile | None = None  # Gᵀ·x
     accumulator: Accumulator = "fp32"  # how dW (dX, for recompute) is held between chunks (slabs)
+    tolerance: float | None = None  # for tile_skip: least probability of a token in a kept tile
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, without the fields that are at their defaults."""
         full = asdict(self)
         return {f.name: full[f.name] for f in fields(self) if full[f.name] != f.default}
+
+    def to_json(self) -> str:
+        """``to_dict`` as JSON. By hand: torch.compile traces this, and json not."""
+        parts = [f'"strategy": "{self.strategy}"']
+        numbers = (("chunk", self.chunk), ("slab", self.slab), ("tolerance", self.tolerance))
+        parts += [f'"{name}": {value}' for name, value in numbers if value is not None]
+        tiles = (("logits", self.logits), ("dx", self.dx), ("dw", self.dw))
+        parts += [f'"{name}": {tile.to_json()}' for name, tile in tiles if tile is not None]
+        if self.accumulator != "fp32":
+            parts.append(f'"accumulator": "{self.accumulator}"')
+        return "{" + ", ".join(parts) + "}"
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Config:
@@ -79,6 +99,8 @@ class Config:
             raise InvalidConfigError(
                 f"accumulator must be one of {ACCUMULATORS}, got {values['accumulator']!r}"
             )
+        if values.get("tolerance") is not None:
+            require_tolerance("tolerance", values["tolerance"])
         return cls(**values)
 
     def __str__(self) -> str:
@@ -94,6 +116,8 @@ class Config:
         ]
         if self.accumulator != "fp32":
             parts.append(f"accumulator={self.accumulator}")
+        if self.tolerance is not None:
+            parts.append(f"tolerance={self.tolerance:g}")
         return " ".join(parts)
 
 
@@ -109,3 +133,10 @@ def _tile_from_dict(name: str, data: object) -> Tile:
 def _require_positive_int(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InvalidConfigError(f"{name} must be a positive integer, got {value!r}")
+
+
+def require_tolerance(name: str, value: object) -> None:
+    """Raise InvalidConfigError unless the value is a probability above 0 and below 1."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0.0 < value < 1.0:  # type: ignore[operator]
+        raise InvalidConfigError(f"{name} must be a number between 0 and 1, got {value!r}")

@@ -92,7 +92,7 @@ def run(
         InvalidConfigError: the explicit config cannot run here.
     """
     if explicit:
-        config = Config.from_dict(json.loads(explicit))
+        config = strategies.completed(Config.from_dict(json.loads(explicit)), problem, device)
         strategies.require(config, problem, device)
         return work(config)
     config = choose(problem, device, workspace_limit)

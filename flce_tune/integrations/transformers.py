@@ -57,6 +57,7 @@ def apply(
     workspace_limit: int | None = None,
     accumulate: Accumulate = "fp32",
     drop_ignored: bool = False,
+    tile_skip: float | None = None,
 ) -> Model:
     """Let a causal language model compute its loss without storing the logits.
 
@@ -69,7 +70,7 @@ def apply(
         model: a transformers model with a language-model head, or PEFT's wrapper of one. Changed
             in place, to be undone by ``undo``. Call ``apply`` before wrapping it further
             (``torch.compile``, DDP, FSDP, accelerate), and before or after adding adapters.
-        workspace_limit, accumulate, drop_ignored: as in ``linear_cross_entropy``.
+        workspace_limit, accumulate, drop_ignored, tile_skip: as in ``linear_cross_entropy``.
 
     Returns:
         The same model.
@@ -82,6 +83,7 @@ def apply(
         "workspace_limit": workspace_limit,
         "accumulate": accumulate,
         "drop_ignored": drop_ignored,
+        "tile_skip": tile_skip,
     }
     inner = language_model(model)
     if (patch := _patch_of(inner)) is None:

@@ -36,6 +36,7 @@ def apply(
     workspace_limit: int | None = None,
     accumulate: Accumulate = "fp32",
     drop_ignored: bool = False,
+    tile_skip: float | None = None,
 ) -> Trainer:
     """Let the model of an SFTTrainer compute its loss without storing the logits.
 
@@ -43,7 +44,7 @@ def apply(
 
     Args:
         trainer: a ``trl.SFTTrainer``, before ``train()``. Its model is changed in place.
-        workspace_limit, accumulate, drop_ignored: as in ``linear_cross_entropy``.
+        workspace_limit, accumulate, drop_ignored, tile_skip: as in ``linear_cross_entropy``.
 
     Returns:
         The same trainer.
@@ -58,7 +59,11 @@ def apply(
         raise TypeError(f"apply takes a trl.SFTTrainer, got {type(trainer).__name__}")
     model = trainer.model
     causal_models.apply(
-        model, workspace_limit=workspace_limit, accumulate=accumulate, drop_ignored=drop_ignored
+        model,
+        workspace_limit=workspace_limit,
+        accumulate=accumulate,
+        drop_ignored=drop_ignored,
+        tile_skip=tile_skip,
     )
     inner = causal_models.language_model(model)
     if "_flce_tune_logits_forward" not in inner.__dict__:

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+
 from flce_tune.errors import InvalidConfigError, UnknownStrategyError
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Device, Problem
@@ -62,6 +65,14 @@ def workspace(config: Config, problem: Problem) -> int:
     return get(config.strategy).workspace(config, problem)
 
 
+@functools.lru_cache(maxsize=256)
+def completed(config: Config, problem: Problem, device: Device) -> Config:
+    """Fill a config that gives a strategy and a tolerance only in with the strategy's default."""
+    if config.tolerance is None or config != Config(config.strategy, tolerance=config.tolerance):
+        return config
+    return replace(get(config.strategy).default(problem, device), tolerance=config.tolerance)
+
+
 def space_with_reasons(
     problem: Problem, device: Device, *, strategy: str | None = None
 ) -> list[tuple[Config, str | None]]:
@@ -93,8 +104,9 @@ def _register_all() -> None:
     from flce_tune.kernels.strategies.full import Full
     from flce_tune.kernels.strategies.overlay import Overlay
     from flce_tune.kernels.strategies.recompute import Recompute
+    from flce_tune.kernels.strategies.tile_skip import TileSkip
 
-    for strategy in (Chunked(), Full(), Recompute(), Factored(), Overlay(), Atomic()):
+    for strategy in (Chunked(), Full(), Recompute(), Factored(), Overlay(), TileSkip(), Atomic()):
         register(strategy)
 
 

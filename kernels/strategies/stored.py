@@ -186,7 +186,7 @@ def forward(
         homes.append(None)
         parts.append(rest)
     counts: list[int] = [-(-(part.stop - part.start) // step) for part in parts]
-    label_logit, first = _references(inputs, loss, others=others)
+    label_logit, first = first_references(inputs, loss, others=others)
     merged = []
     for rows in even_parts(n, rows_per_step(sum(counts)), ROW_MULTIPLE):
         some = inputs.rows(rows)
@@ -207,7 +207,7 @@ def forward(
     return Statistics(lse, low, label_logit), total
 
 
-def _references(inputs: Inputs, loss: LossSpec, *, others: bool) -> tuple[Tensor, Tensor]:
+def first_references(inputs: Inputs, loss: LossSpec, *, others: bool) -> tuple[Tensor, Tensor]:
     """Each row's label logit [n], NaN where no column is its label, and a first R.
 
     A row whose label is another rank's goes by some column of this one: any will do that lies

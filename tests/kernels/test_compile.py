@@ -1,5 +1,7 @@
 """torch.library and torch.compile: schemas, fake tensors, one graph, no recompilation."""
 
+import json
+
 import pytest
 import torch
 import torch._inductor.config
@@ -7,6 +9,7 @@ from loss_cases import make, run
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from flce_tune.kernels.config import Config, Tile
 from flce_tune.kernels.fused import fused_loss
 from flce_tune.kernels.module import LinearCrossEntropy
 from flce_tune.kernels.op import linear_cross_entropy, linear_logprobs
@@ -277,3 +280,30 @@ def test_counting_rows_breaks_the_graph_and_names_the_remedy_where_it_may_not():
         with_gradients(broken, case), with_gradients(prompts_dropped, case), strict=True
     ):
         torch.testing.assert_close(ours, plain)
+
+
+CONFIGS = (
+    Config("chunked", chunk=8),
+    Config("recompute", slab=256, logits=Tile(128, 256, 64), accumulator="split24"),
+    Config(
+        "tile_skip", slab=256, dx=Tile(128, 64, 256), dw=Tile(64, 128, 256, 8, 4), tolerance=1e-5
+    ),
+)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_a_config_is_written_as_json(config):
+    assert json.loads(config.to_json()) == config.to_dict()
+    assert Config.from_dict(json.loads(config.to_json())) == config
+
+
+@pytest.mark.parametrize("made", ["outside", "inside"])
+def test_a_config_of_the_callers_in_one_graph(made):
+    case, given = make(N, D, V), CONFIGS[0]
+
+    def loss(x, weight):
+        config = given if made == "outside" else Config("chunked", chunk=8)
+        return linear_cross_entropy(x, weight, case.target, config=config)
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(case.x, case.weight), loss(case.x, case.weight))

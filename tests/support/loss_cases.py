@@ -93,6 +93,32 @@ def make(
     return Case(x, weight, target, bias, options)
 
 
+def trained(
+    tokens: int = 384,
+    hidden: int = 32,
+    vocab: int = 4096,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> Case:
+    """Logits as a trained model's: a few likely columns a token, a long tail of rare ones.
+
+    Labels follow a power law, a bias says how frequent a column is, x points at the label and,
+    as hidden states do, in a common direction.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    frequency = torch.arange(1, vocab + 1).double().pow(-1.1)
+    shuffled = torch.randperm(vocab, generator=generator)
+    weight = torch.randn(vocab, hidden, generator=generator, dtype=torch.float64) / hidden**0.5
+    target = shuffled[torch.multinomial(frequency, tokens, True, generator=generator)]
+    bias = torch.empty(vocab, dtype=torch.float64)
+    bias[shuffled] = 2.0 * frequency.log()
+    noise, common = torch.randn(2, tokens, hidden, generator=generator, dtype=torch.float64)
+    x = 8 * weight[target] + 0.5 * noise + 2 * common[0]
+    case = Case(x.to(device), weight.to(device), target.to(device), bias.to(device))
+    return case.to(torch.bfloat16).to(dtype)
+
+
 def run(
     function: Callable[..., Any],
     case: Case,

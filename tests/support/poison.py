@@ -13,6 +13,8 @@ from torch import Tensor
 
 def poison_uninitialised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill what flce_tune allocates without values, so that an unwritten output cannot pass."""
+    with torch.device("cpu"):
+        torch.empty(0)  # torch lists once which functions take a device: the plain ones
     for owner, name in (
         (torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty"),
     ):  # fmt: skip
