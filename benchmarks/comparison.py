@@ -138,6 +138,17 @@ class Comparison:
         (inputs, truth, floor) and cannot get, it raises.
         """
         inputs = make_inputs(shape, data, self.dtype, self.device)
+        return self.run_on(inputs, shape, data, contestants, deadline)
+
+    def run_on(
+        self,
+        inputs: Inputs,
+        shape: Shape,
+        data: str,
+        contestants: Sequence[Contestant],
+        deadline: Deadline,
+    ) -> dict[str, Any]:
+        """``run`` on inputs that are there already."""
         truth = fp32_truth(inputs)
         mean_loss = float(truth.loss)
         for contestant in contestants:

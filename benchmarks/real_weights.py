@@ -152,6 +152,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--sequences", type=int, default=2)
     add("--length", type=int, default=256)
     add("--learning-rate", type=float, default=1e-3)
+    add("--tile-skip", type=float, default=None, help="a third run with this tolerance")
     add("--dtype", choices=sorted(DTYPES), default="float32")
     add("--device", type=torch.device, default=None)
     add("--out", type=Path, default=Path("real_weights.json"))
@@ -167,11 +168,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     weights = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
     runs = {}
     patches = {"transformers": contextlib.nullcontext(), "with apply": applied(model)}
+    if (tolerance := arguments.tile_skip) is not None:
+        patches[f"with apply, tile_skip={tolerance:g}"] = applied(model, tile_skip=tolerance)
     for name, patch in patches.items():
         with restored(model, weights):
             runs[name] = fine_tune(model, data, arguments.learning_rate, patch)
         print(f"{name}: {runs[name]['median_step_ms']:.0f} ms a step", file=sys.stderr, flush=True)
-    first, second = (run["losses"] for run in runs.values())
+    first, *others = (run["losses"] for run in runs.values())
     document = {
         "schema": SCHEMA,
         "environment": describe(device),
@@ -183,7 +186,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             "dtype": arguments.dtype,
         },
         "tokens_per_step": arguments.sequences * arguments.length,
-        "largest_loss_difference": max(abs(a - b) for a, b in zip(first, second, strict=True)),
+        "largest_loss_difference": max(
+            abs(a - b) for other in others for a, b in zip(first, other, strict=True)
+        ),
         "runs": runs,
     }
     write_json(arguments.out, document)
