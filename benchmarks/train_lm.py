@@ -3,9 +3,9 @@
 
 Heads: ``plain`` (PyTorch, bf16 logits), ``flce_tune`` (this project's op, config as dispatched)
 and ``plain_fp32`` (PyTorch with the head in full fp32: the truth the other two round from); on
-request ``tile_skip``, the op with that option. Parameters and optimiser are fp32; the model runs under bf16 autocast, on a CPU too. Since training
-amplifies any rounding, the question is whether ``flce_tune`` stays as close to ``plain_fp32`` as
-``plain`` does.
+request ``tile_skip``, the op with that option. Parameters and optimiser are fp32; the model runs
+under bf16 autocast, on a CPU too. Since training amplifies any rounding, the question is whether
+``flce_tune`` stays as close to ``plain_fp32`` as ``plain`` does.
 """
 
 from __future__ import annotations

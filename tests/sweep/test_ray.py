@@ -50,6 +50,9 @@ class Killer(SweepEvents):
         time.sleep(0.02)
         if self.place == self.name and len([p for p, _ in self.log if p == self.name]) == 3:
             self.cluster.remove_node(self.node, allow_graceful=False)
+            # Until the cluster knows, the place may go on and finish the problem.
+            while any(n["Alive"] and n["NodeID"] == self.node.node_id for n in ray.nodes()):
+                time.sleep(0.05)
 
     def on_place_lost(self, place, reason, dropped):
         self.log.append((place, "lost"))
