@@ -66,7 +66,8 @@ class TileSkip(Recompute):
         )
         if device.kind != "cuda":
             return usual
-        tiles = itertools.product(*(_narrow_first(name) for name in common.GEMMS))
+        narrow_first = sorted(common.TILES["logits"], key=lambda tile: tile.v_block)
+        tiles = itertools.product(narrow_first, common.TILES["dx"], common.TILES["dw"])
         configs = (replace(usual, logits=logits, dx=dx, dw=dw) for logits, dx, dw in tiles)
         fitting = (config for config in configs if not self.reject(config, problem, device))
         return next(fitting, usual)
@@ -152,11 +153,6 @@ def _label_numerators(label_logit: Tensor, merged: Merged) -> Tensor:  # [n]
 def _layout(config: Config, tokens: int, vocab: int) -> Layout:
     rows, columns = config.dx or PLAIN_TILE, config.logits or PLAIN_TILE
     return Layout(tokens, vocab, rows.n_block, columns.v_block)
-
-
-def _narrow_first(name: str) -> list[Tile]:
-    """A GEMM's tiles, those that cut the vocabulary finely first."""
-    return sorted(common.TILES[name], key=lambda tile: tile.v_block)
 
 
 def _reject_problem(problem: Problem) -> str | None:

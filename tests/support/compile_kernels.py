@@ -16,13 +16,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from flce_tune.kernels.config import Tile
+from flce_tune.kernels import strategies
+from flce_tune.kernels.config import Config, Tile
 from flce_tune.kernels.limits import SUM_STRIP, reject_tile, shared_memory
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.strategies.common import GEMMS, TILES
 from flce_tune.kernels.triton.launch import ENTRY_BLOCK
 from flce_tune.kernels.triton.logits import logits_kernel, slab_gradient_kernel
 from flce_tune.kernels.triton.product import product_kernel
+from flce_tune.kernels.triton.skipping import kept_product_kernel
 
 ENTRY_PARTS = ("offset", "row", "source", "value")
 PROBLEM = Problem(4096, 4096, 128256)
@@ -150,6 +152,46 @@ def sent(tile: Tile, target: GPUTarget) -> Any:
     return compiled(product_kernel, types, constants, tile, target)
 
 
+def kept(config: Config, name: str, target: GPUTarget) -> Any:
+    """dX or dW over lists of tiles."""
+    tile, k_tile = {"dx": (config.dx, config.logits), "dw": (config.dw, config.dx)}[name]
+    assert tile is not None
+    assert k_tile is not None
+    m, k = (tile.n_block, tile.v_block) if name == "dx" else (tile.v_block, tile.n_block)
+    transposed = name == "dw"
+    types = {
+        "a_desc": f"tensordesc<bf16[{k}, {m}]>" if transposed else f"tensordesc<bf16[{m}, {k}]>",
+        "b_desc": f"tensordesc<bf16[{k}, {tile.d_block}]>",
+        "out_desc": f"tensordesc<bf16[{m}, {tile.d_block}]>",
+        **dict.fromkeys(("list_ptr", "count_ptr", "entry_offset_ptr"), "*i32"),
+        **dict.fromkeys(("entry_row_ptr", "entry_source_ptr"), "*i64"),
+        "factor_ptr": "absent" if transposed else "*fp32",
+        "b_ptr": "*bf16",
+    }
+    constants = {
+        "M_BLOCK": m,
+        "N_BLOCK": tile.d_block,
+        "K_BLOCK": k,
+        "K_TILE": k_tile.n_block if transposed else k_tile.v_block,
+        "GROUP": tile.group,
+        "TRANSPOSED": transposed,
+        "HAS_FACTOR": not transposed,
+        "ENTRY_BLOCK": ENTRY_BLOCK,
+    }
+    return compiled(kept_product_kernel, types, constants, tile, target)
+
+
+def report(label: str, tile: Tile, estimate: int, kernel: Any) -> None:
+    """Print a line."""
+    row = {
+        "kernel": label,
+        "tile": str(tile),
+        "shared": kernel.metadata.shared,
+        "estimate": estimate,
+    }
+    print(json.dumps(row), flush=True)
+
+
 def main() -> None:
     major, minor, smem = map(int, sys.argv[1:])
     device = Device("cuda", "a GPU", (major, minor), 100, smem, 1 << 34)
@@ -170,13 +212,12 @@ def main() -> None:
                     kernels["sent"] = sent(tile, target)
                 estimate = shared_memory(tile, contraction, 2, accumulator)
                 for label, kernel in kernels.items():
-                    row = {
-                        "kernel": f"{label} {accumulator}".strip(),
-                        "tile": str(tile),
-                        "shared": kernel.metadata.shared,
-                        "estimate": estimate,
-                    }
-                    print(json.dumps(row), flush=True)
+                    report(f"{label} {accumulator}".strip(), tile, estimate, kernel)
+    skipping = strategies.get("tile_skip").default(PROBLEM, device)
+    for name, contraction in (("dx", "v"), ("dw", "n")):
+        tile = getattr(skipping, name)
+        estimate = shared_memory(tile, contraction, 2)
+        report(f"kept {name}", tile, estimate, kept(skipping, name, target))
 
 
 if __name__ == "__main__":
