@@ -46,8 +46,10 @@ def plan(problems: Sequence[Problem], places: Sequence[Place], options: SweepOpt
     Raises:
         PlaceLostError: a place cannot be had.
         StoreError: the tuning database cannot be used.
-        UnknownStrategyError: the options name a strategy that nobody registered.
+        UnknownStrategyError: the options name a strategy that cannot be tuned.
     """
+    for name in options.strategies or ():
+        strategies.require_tunable(name)
     kinds = dict(map(_kind, places))
     store = open_for_reading()
     plans = []

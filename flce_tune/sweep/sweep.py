@@ -56,12 +56,12 @@ def sweep(
 
     Raises:
         SweepError: no problem got a winner; the message tells why, problem by problem.
-        UnknownStrategyError: the options name a strategy that nobody registered.
+        UnknownStrategyError: the options name a strategy that cannot be tuned.
         StoreError: the store failed.
     """
     options = options or SweepOptions()
     for name in options.strategies or ():
-        strategies.get(name)
+        strategies.require_tunable(name)
     if isinstance(where, torch.device):
         where = [LocalPlace(where, isolate=options.isolate)]
     with Claims(store) as claims:

@@ -1,6 +1,8 @@
 """Strategies: one file each, registered here.
 
-``reject`` is the one validity predicate: the tuner prunes by it, the dispatcher believes it.
+``reject`` is the one validity predicate: the tuner prunes by it, the dispatcher believes it. Both
+know only strategies that give the same answer. One that does not, within a tolerance, is registered
+as on request: it runs where a call's own config names it.
 """
 
 from __future__ import annotations
@@ -14,49 +16,65 @@ from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.strategies.base import Strategy
 
 _REGISTERED: dict[str, Strategy] = {}
+_ON_REQUEST: dict[str, Strategy] = {}
 
 
-def register(strategy: Strategy) -> None:
+def register(strategy: Strategy, *, on_request: bool = False) -> None:
     """Make a strategy known by its name; the name must be new."""
-    if strategy.name in _REGISTERED:
+    if strategy.name in _REGISTERED or strategy.name in _ON_REQUEST:
         raise ValueError(f"a strategy named {strategy.name!r} is registered already")
-    _REGISTERED[strategy.name] = strategy
+    (_ON_REQUEST if on_request else _REGISTERED)[strategy.name] = strategy
 
 
 def unregister(name: str) -> None:
     """Forget a strategy that was registered."""
-    del _REGISTERED[name]
+    del (_REGISTERED if name in _REGISTERED else _ON_REQUEST)[name]
 
 
 def names() -> tuple[str, ...]:
-    """The registered strategies."""
+    """The strategies that are tuned and chosen: they give the same answer."""
     return tuple(_REGISTERED)
 
 
 def get(name: str) -> Strategy:
-    """Look a strategy up.
+    """Look a strategy up, also one on request.
 
     Raises:
         UnknownStrategyError: nobody registered it.
     """
     try:
-        return _REGISTERED[name]
+        return _REGISTERED[name] if name in _REGISTERED else _ON_REQUEST[name]
     except KeyError:
-        raise UnknownStrategyError(
-            f"unknown strategy {name!r}; registered are {', '.join(names())}"
-        ) from None
+        raise UnknownStrategyError(_unknown(name)) from None
+
+
+def require_tunable(name: str) -> None:
+    """Raise UnknownStrategyError, saying why, unless the strategy can be tuned."""
+    if name not in _REGISTERED:
+        raise UnknownStrategyError(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    known = ", ".join(names())
+    if name in _ON_REQUEST:
+        return f"strategy {name!r} is not tuned or chosen: its answer differs from that of {known}"
+    return f"unknown strategy {name!r}; registered are {known}"
 
 
 def reject(config: Config, problem: Problem, device: Device) -> str | None:
-    """Say why a config cannot run on this problem and device, or None if it can."""
+    """Say why a config cannot be tuned or chosen here, or None if it can."""
     if config.strategy not in _REGISTERED:
-        return f"unknown strategy {config.strategy!r}; registered are {', '.join(names())}"
+        return _unknown(config.strategy)
     return get(config.strategy).reject(config, problem, device)
 
 
 def require(config: Config, problem: Problem, device: Device) -> None:
-    """Raise InvalidConfigError with the reason unless the config can run."""
-    if reason := reject(config, problem, device):
+    """Raise InvalidConfigError with the reason unless a call's own config can run."""
+    if config.strategy in _ON_REQUEST:
+        reason = get(config.strategy).reject(config, problem, device)
+    else:
+        reason = reject(config, problem, device)
+    if reason:
         raise InvalidConfigError(f"config {config} cannot run here: {reason}")
 
 
@@ -106,8 +124,9 @@ def _register_all() -> None:
     from flce_tune.kernels.strategies.recompute import Recompute
     from flce_tune.kernels.strategies.tile_skip import TileSkip
 
-    for strategy in (Chunked(), Full(), Recompute(), Factored(), Overlay(), TileSkip(), Atomic()):
+    for strategy in (Chunked(), Full(), Recompute(), Factored(), Overlay(), Atomic()):
         register(strategy)
+    register(TileSkip(), on_request=True)
 
 
 _register_all()

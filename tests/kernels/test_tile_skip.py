@@ -6,7 +6,7 @@ import pytest
 import torch
 from loss_cases import compare, make, run, trained
 
-from flce_tune.errors import InvalidConfigError
+from flce_tune.errors import InvalidConfigError, UnknownStrategyError
 from flce_tune.kernels import reference, skipping, strategies
 from flce_tune.kernels.config import Config, Tile
 from flce_tune.kernels.module import LinearCrossEntropy
@@ -192,11 +192,15 @@ def test_it_chooses_the_config_itself():
             run(linear_cross_entropy, case, tile_skip=1e-4, **keywords)
 
 
-def test_no_sweep_and_no_default_proposes_it():
+def test_nobody_gets_it_who_has_not_asked():
     cpu = Device("cpu", "a CPU", (0, 0), 2, 0, 0)
     problem = Problem(300, 96, 1003)
-    assert not strategies.space(problem, cpu, strategy="tile_skip")
-    assert strategies.default(problem, cpu).strategy != "tile_skip"
+    config = Config("tile_skip", slab=4096, tolerance=1e-4)
+    assert "tile_skip" not in strategies.names()
+    assert "differs from that of" in (strategies.reject(config, problem, cpu) or "")
+    strategies.require(config, problem, cpu)
+    with pytest.raises(UnknownStrategyError, match="not tuned or chosen"):
+        strategies.require_tunable("tile_skip")
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def _asks_for(job: Job, spec: dict[str, Any]) -> bool:
 def _spec(body: JobRequest, store: Store) -> JobSpec:
     try:
         for name in body.options.strategies or ():
-            strategies.get(name)
+            strategies.require_tunable(name)
     except UnknownStrategyError as error:
         raise invalid(str(error)) from error
     problems = body.problems
