@@ -50,7 +50,7 @@ def tile_logits(x_desc, w_desc, row, column, hidden,
 
 
 @triton.jit
-def exponent(raw, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+def exponent(raw, scale, softcap, HAS_SOFTCAP: tl.constexpr, LOG2E: tl.constexpr = LOG2E):
     """Values v and a positive factor c with z = v·c/log2(e), so that exp(z) is exp2(v·c)."""
     if HAS_SOFTCAP:
         return scaled(raw, scale, softcap, True), LOG2E
@@ -80,6 +80,7 @@ def store_statistics(
     WANT_SUM: tl.constexpr,
     WANT_MEAN: tl.constexpr,
     WANT_PREDICTION: tl.constexpr,
+    LN2: tl.constexpr = LN2,
 ):
     """Store the tile's statistics at [tile_v, row]."""
     rows = row + tl.arange(0, N_BLOCK)

@@ -19,10 +19,13 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+"""Functions called by kernels take such constants as defaults. One they read from their module is
+part of the key of the caller's binary only if the function was hashed for another kernel before
+(Triton 3.6, 3.7), and processes would not find each other's binaries."""
 
 
 @triton.jit
-def exp(x):
+def exp(x, LOG2E: tl.constexpr = LOG2E):
     """e^x, of which subnormal results are 0: tl.exp takes three instructions more to keep them."""
     return tl.exp2(x * LOG2E)
 
