@@ -73,7 +73,7 @@ def make_inputs(problem: Problem, device: torch.device, seed: int) -> ProblemInp
     """
     dtype = DTYPES[problem.dtype]
     n, d, v = problem.tokens, problem.hidden, problem.vocab
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
     draw: dict[str, Any] = {"generator": generator, "device": device}
 
     weight = torch.randn(v, d, dtype=dtype, **draw).mul_(d**-0.5)

@@ -11,12 +11,13 @@ import torch
 from flce_tune.dispatch.convert import toolchain_record
 from flce_tune.errors import SweepError
 from flce_tune.kernels.problem import Device, Problem, describe_device
+from flce_tune.sweep.absent import META, NO_GPU, CompilingFactory
 from flce_tune.sweep.failures import CandidateError
 from flce_tune.sweep.measure import BenchFactory, OpBench
 from flce_tune.sweep.worker import LocalRunner, Runner, Worker
 from flce_tune.tuning_db.records import ToolchainRecord
 
-CONTEXT_BYTES = 1 << 30  # of a process on a GPU, at most
+MOST_COMPILERS = 64  # each holds torch, up to a gigabyte
 PROBE_TIMEOUT_S = 60.0
 SMALLEST = Problem(1, 1, 1, dtype="float32")
 
@@ -58,13 +59,24 @@ class Place(Protocol):
         seed: int,
         should_stop: Callable[[], bool] | None = None,
     ) -> Runner:
-        """Make a runner whose bench lives there. Several may be open at once, to compile.
+        """Make a runner whose bench lives there.
 
         Its calls may also raise PlaceLostError.
         """
 
-    def processes(self, problem: Problem) -> int:
-        """How many runners of this problem may compile while another one measures."""
+    def compiler(
+        self,
+        make_bench: BenchFactory,
+        problem: Problem,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Runner:
+        """Make a runner that can compile for the GPU, and does not touch it.
+
+        Its calls may also raise PlaceLostError.
+        """
+
+    def compilers(self) -> int:
+        """How many of them may work while a runner measures."""
 
 
 class LocalPlace:
@@ -117,17 +129,19 @@ class LocalPlace:
             device = torch.device("cuda", 0)  # the worker sees no other
         return Worker(make_bench, problem, device, seed, should_stop, visible=self._visible)
 
-    def processes(self, problem: Problem) -> int:
-        """This place's share of the cores but one, but no more than fit a third of the GPU.
+    def compiler(
+        self,
+        make_bench: BenchFactory,
+        problem: Problem,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Runner:
+        """Make a runner: a worker process that sees no GPU, so that it cannot have a context."""
+        factory = CompilingFactory(make_bench, self.device)
+        return Worker(factory, problem, META, 0, should_stop, visible=NO_GPU)
 
-        The other core, and the rest of the memory, are for what is measured.
-        """
-        cores = max(1, (os.cpu_count() or 1) // self._shares - 1)
-        if self.device.kind != "cuda":
-            return cores
-        matrix = problem.vocab * problem.hidden * problem.itemsize
-        each = CONTEXT_BYTES + 6 * matrix
-        return max(1, min(cores, torch.cuda.mem_get_info(self._torch_device)[0] // (3 * each)))
+    def compilers(self) -> int:
+        """This place's share of the cores but one, which is for what is measured."""
+        return min(max(1, (os.cpu_count() or 1) // self._shares - 1), MOST_COMPILERS)
 
 
 def local_places(devices: Sequence[torch.device], *, isolate: bool = True) -> list[LocalPlace]:

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import ray
 import torch
@@ -97,13 +97,20 @@ class RayPlace:
         should_stop: Callable[[], bool] | None = None,
     ) -> Runner:
         """Make a runner whose worker process is a child of the actor."""
-        return _RayRunner(self, (make_bench, problem, seed), should_stop or (lambda: False))
+        return _RayRunner(self, ("runner", (make_bench, problem, seed)), should_stop)
 
-    def processes(self, problem: Problem) -> int:
+    def compiler(
+        self,
+        make_bench: BenchFactory,
+        problem: Problem,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Runner:
+        """Make a runner that compiles, whose worker process is a child of the actor."""
+        return _RayRunner(self, ("compiler", (make_bench, problem)), should_stop)
+
+    def compilers(self) -> int:
         """As many as the node says."""
-        count: int = self.ask(
-            "processes", problem, should_stop=lambda: False, timeout_s=START_TIMEOUT_S
-        )
+        count: int = self.ask("compilers", should_stop=lambda: False, timeout_s=START_TIMEOUT_S)
         return min(count, CALLS // 2)
 
     def tell(self, method: str, *args: object) -> None:
@@ -133,30 +140,34 @@ class RayPlace:
             raise PlaceLostError(f"{type(error).__name__}: {error}") from error
 
 
+_Order = tuple[Literal["runner", "compiler"], tuple[Any, ...]]
+"""Which method of a place makes a runner, and of what."""
+
+
 class _RayRunner:
     """Calls a bench in a worker process of an actor."""
 
     def __init__(
         self,
         place: RayPlace,
-        bench: tuple[BenchFactory, Problem, int],
-        should_stop: Callable[[], bool],
+        order: _Order,
+        should_stop: Callable[[], bool] | None,
     ) -> None:
         self._place = place
-        self._bench = bench
-        self._should_stop = should_stop
+        self._order = order
+        self._should_stop = should_stop or (lambda: False)
         self._key = uuid.uuid4().hex
 
     def prepare(self) -> None:
         """Have the worker process started."""
-        self._place.tell("prepare", self._key, self._bench)
+        self._place.tell("prepare", self._key, self._order)
 
     def call(self, method: Method, *args: object, timeout_s: float) -> Any:
         """Call a method of the bench; errors come back as from a local worker."""
         outcome, value = self._place.ask(
             "call",
             self._key,
-            self._bench,
+            self._order,
             method,
             args,
             timeout_s,
@@ -186,23 +197,23 @@ class _Host:
     def describe(self) -> tuple[Device, ToolchainRecord]:
         return self._place.device, self._place.toolchain
 
-    def processes(self, problem: Problem) -> int:
-        return self._place.processes(problem)
+    def compilers(self) -> int:
+        return self._place.compilers()
 
-    def prepare(self, key: str, bench: tuple[BenchFactory, Problem, int]) -> None:
-        self._runner(key, bench).prepare()
+    def prepare(self, key: str, order: _Order) -> None:
+        self._runner(key, order).prepare()
 
     def call(
         self,
         key: str,
-        bench: tuple[BenchFactory, Problem, int],
+        order: _Order,
         method: Method,
         args: tuple[object, ...],
         timeout_s: float,
     ) -> tuple[str, Any]:
         """Errors go as values: exceptions of an actor mean that it failed itself."""
         try:
-            value = self._runner(key, bench).call(method, *args, timeout_s=timeout_s)
+            value = self._runner(key, order).call(method, *args, timeout_s=timeout_s)
             return "value", value
         except CandidateError as error:
             return "failure", (error.status, error.message, error.errors)
@@ -215,10 +226,11 @@ class _Host:
         if runner is not None:
             runner.close()
 
-    def _runner(self, key: str, bench: tuple[BenchFactory, Problem, int]) -> Runner:
+    def _runner(self, key: str, order: _Order) -> Runner:
+        kind, arguments = order
         with self._lock:
             if key not in self._runners:
-                self._runners[key] = self._place.runner(*bench)
+                self._runners[key] = getattr(self._place, kind)(*arguments)
             return self._runners[key]
 
 

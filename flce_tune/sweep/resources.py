@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
+import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,9 +54,32 @@ class KernelResources:
             )
 
 
+def usage(binary: bytes) -> tuple[int, int]:
+    """Registers and spilled registers, per thread, of a CUDA binary with one kernel.
+
+    What the driver tells once it has loaded it: there, too, all of the stack counts as spills.
+
+    Raises:
+        OSError, subprocess.CalledProcessError: the tool that comes with Triton cannot read it.
+        ValueError: it says something else than it used to.
+    """
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", told)
+    if found is None:
+        raise ValueError(f"no resource usage in what cuobjdump says: {told!r}")
+    registers, stack, local = map(int, found.groups())  # the latter two in bytes
+    return registers, (stack + local) // 4
+
+
 @contextlib.contextmanager
 def watched_kernels() -> Iterator[KernelResources]:
-    """Collect the resources of the Triton kernels launched meanwhile, as Triton loaded them.
+    """Collect the resources of the Triton kernels launched meanwhile, as its driver tells them.
 
     Replaces a method of Triton's for the whole process; without Triton nothing is collected.
     """

@@ -147,7 +147,8 @@ class ProblemSweep:
 
     def _compile(self, search: Search) -> Precompiler | None:
         """Start to compile all tiles on a GPU that are not known from before."""
-        if self._device.kind != "cuda" or not self._options.isolate:
+        has_compiler = self._device.kind == "cuda" and self._place.toolchain.triton
+        if not (has_compiler and self._options.isolate):
             return None
         known = self._journal.known()
         todo = [c for c in search.tiled() if canonical_config(c.to_dict()) not in known]

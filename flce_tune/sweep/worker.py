@@ -111,7 +111,7 @@ class Worker:
         seed: int,
         should_stop: Callable[[], bool] | None = None,
         *,
-        visible: str | None = None,  # the only GPU the process sees, by UUID; None: as here
+        visible: str | None = None,  # the GPUs the process sees, as CUDA names them; None: as here
     ) -> None:
         self._arguments = pickle.dumps((make_bench, problem, str(device), seed))
         self._visible = visible or ""

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from flce_tune.kernels import strategies
-from flce_tune.kernels.problem import Problem
+from flce_tune.kernels.problem import Device, Problem
+from flce_tune.sweep.places import LocalPlace
 from flce_tune.tuning_db.store import Store
 
 
@@ -33,3 +34,13 @@ def cpu():
 @pytest.fixture
 def problem():
     return Problem(tokens=300, hidden=24, vocab=400, dtype="float32")
+
+
+@pytest.fixture
+def absent_gpu(cpu, tmp_path, monkeypatch):
+    """A place whose GPU is not in this machine; Triton compiles for it, and its cache is empty."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    place = LocalPlace(cpu)
+    place.device = Device("cuda", "NVIDIA H200", (9, 0), 132, 232448, 150109880320)
+    return place

@@ -47,7 +47,7 @@ def test_a_sweep_on_a_gpu_compiles_ahead_and_beats_or_keeps_the_default(store, g
 
 @pytest.mark.slow
 def test_what_was_compiled_ahead_is_not_compiled_again(gpu, tmp_path, monkeypatch):
-    """A small problem in other processes leaves what the real one and its neighbour need."""
+    """Processes without a GPU leave all that the measuring one asks Triton for."""
     from flce_tune.kernels.problem import describe_device
     from flce_tune.sweep.candidates import Search
     from flce_tune.sweep.measure import OpBench
@@ -70,9 +70,32 @@ def test_what_was_compiled_ahead_is_not_compiled_again(gpu, tmp_path, monkeypatc
             worker.call("check_ragged", config, timeout_s=120)
     finally:
         worker.close()
-    again = {path.name for path in set(tmp_path.rglob("*.cubin")) - ahead}
+    again = [path.name for path in set(tmp_path.rglob("*.cubin")) - ahead]
     assert ahead
-    assert not again & {"logits_kernel.cubin", "slab_gradient_kernel.cubin", "product_kernel.cubin"}
+    assert not again
+
+
+def test_registers_and_spills_read_from_a_binary_are_those_of_the_loaded_kernel(gpu):
+    from triton.compiler import CompiledKernel
+
+    from flce_tune.kernels.config import Config, Tile
+    from flce_tune.sweep.resources import usage
+
+    loaded = []
+    load = CompiledKernel._init_handles
+
+    def noted(kernel):
+        load(kernel)
+        loaded.append(kernel)
+
+    spilling = Config("atomic", logits=Tile(1, 128, 128, num_warps=1, num_stages=2, group=1))
+    small = Problem(tokens=64, hidden=256, vocab=3200)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CompiledKernel, "_init_handles", noted)
+        OpBench(small, gpu, 0)._run(spilling)
+    assert any(kernel.n_spills > 256 for kernel in loaded)
+    for kernel in loaded:
+        assert usage(kernel.kernel) == (kernel.n_regs, kernel.n_spills), kernel.name
 
 
 def test_a_ruined_context_costs_the_candidate_alone(planted, extra_on_gpu, store, gpu):

@@ -107,7 +107,9 @@ def test_faults_of_candidates_are_those_of_a_local_worker(cluster, planted, stor
             )
         with pytest.raises(SweepError, match="the inputs do not fit"):
             place.runner(planted.Unable, problem, 0).call("time", timeout_s=60)
-        assert place.processes(problem) >= 1
+        assert place.compilers() >= 1
+        compiler = place.compiler(planted.Puppet, problem)
+        assert compiler.call("time", "environment", "CUDA_VISIBLE_DEVICES", timeout_s=60) == "-1"
     finally:
         place.close()
 

@@ -197,6 +197,9 @@ class Puppet:
     def check_ragged(self, config):
         pass
 
+    def compile(self, config, ragged):
+        pass
+
     def count(self):
         return self.calls, os.getpid()
 
@@ -243,6 +246,9 @@ class Failing(Puppet):
 
     def trial(self, config):
         raise RuntimeError(f"cannot run {config}")
+
+    def compile(self, config, ragged):
+        raise AttributeError("nothing of that name in this Triton")
 
 
 class Impatient(Puppet):

@@ -97,11 +97,14 @@ class SimulatedPlace:
     def close(self):
         pass
 
-    def processes(self, problem):
+    def compilers(self):
         return 1
 
+    def compiler(self, make_bench, problem, should_stop=None):
+        return _Compiler()
+
     def runner(self, make_bench, problem, seed, should_stop=None):
-        return _Compiler() if problem != self.table.problem else _Runner(self)
+        return _Runner(self)
 
 
 class _Compiler:

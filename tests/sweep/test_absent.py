@@ -1,0 +1,133 @@
+"""What is compiled without a GPU is what a launch on the GPU looks for."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flce_tune.errors import SweepError
+from flce_tune.kernels import strategies
+from flce_tune.kernels.config import Config, Tile
+from flce_tune.kernels.problem import Problem
+from flce_tune.sweep.failures import CandidateError
+from flce_tune.sweep.measure import OpBench
+from flce_tune.tuning_db.records import Status
+
+pytest.importorskip("triton")
+
+PROGRAM = Path(__file__).parents[1] / "support" / "posed_launches.py"
+PROBLEM = Problem(tokens=768, hidden=256, vocab=3200)
+TILE = Tile(64, 64, 64)
+TILES = {"logits": TILE, "dx": TILE, "dw": TILE}
+CONFIGS = {
+    "chunked": Config("chunked", chunk=256, logits=TILE),
+    "full": Config("full", **TILES),
+    "recompute": Config("recompute", slab=1024, accumulator="split24", **TILES),
+    "factored": Config("factored", chunk=256, slab=512, accumulator="split24", **TILES),
+    "overlay": Config("overlay", slab=512, **TILES),
+    "atomic": Config("atomic", logits=Tile(1, 64, 64, num_stages=2, group=1)),
+}
+
+
+def compile_ahead(place, problem, configs):
+    runner = place.compiler(OpBench, problem)
+    try:
+        for config in configs:
+            for ragged in (False, True):
+                runner.call("compile", config, ragged, timeout_s=200)
+    finally:
+        runner.close()
+
+
+def launched(problem, configs):
+    """Names of the kernels that launching configs asked for, those first that were not found."""
+    asked = {
+        "problem": dataclasses.asdict(problem),
+        "configs": [config.to_dict() for config in configs],
+    }
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), json.dumps(asked)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    missing = [row["kernel"] for row in rows if not row["found"]]
+    return missing, {row["kernel"] for row in rows}
+
+
+def require_found(place, cache, problem, configs):
+    """Compile configs ahead; launching them in another order must compile nothing."""
+    assert not any(strategies.reject(config, problem, place.device) for config in configs)
+    compile_ahead(place, problem, configs)
+    ahead = set(cache.rglob("*"))
+    missing, kernels = launched(problem, configs[::-1])
+    assert not missing
+    assert set(cache.rglob("*")) == ahead
+    return kernels
+
+
+def test_a_launch_finds_what_was_compiled_ahead(absent_gpu, tmp_path):
+    kernels = require_found(
+        absent_gpu, tmp_path, PROBLEM, [CONFIGS["chunked"], CONFIGS["factored"]]
+    )
+    assert {"logits_kernel", "numerators_kernel", "product_kernel"} < kernels
+    assert {"row_weights_kernel", "total_loss_kernel", "scale_in_place_kernel"} < kernels
+
+
+@pytest.mark.slow
+def test_a_launch_of_any_other_strategy_finds_it_too(absent_gpu, tmp_path):
+    others = [CONFIGS[name] for name in strategies.names() if name not in ("chunked", "factored")]
+    assert {"atomic_kernel", "slab_gradient_kernel"} < require_found(
+        absent_gpu, tmp_path, PROBLEM, others
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"features": ("bias", "class_weight", "label_smoothing", "softcap")},
+        {"features": ("bias", "per_token", "softcap")},
+        {"mode": "train_frozen_weight", "accumulate": "weight_dtype", "vocab": 3201},
+        {"mode": "eval", "dtype": "float16", "tokens": 1},
+        {"dtype": "float32", "hidden": 250},
+    ],
+    ids=lambda changes: " ".join(map(str, changes)),
+)
+def test_so_does_a_launch_of_any_kind_of_problem(absent_gpu, tmp_path, changes):
+    problem = dataclasses.replace(PROBLEM, **changes)
+    accumulator = "weight_dtype" if problem.accumulate == "weight_dtype" else "fp32"
+    sizes = ("chunked", {"chunk": 256}), ("recompute", {"slab": 1024})
+    configs = [Config(name, accumulator=accumulator, **size) for name, size in sizes]
+    require_found(absent_gpu, tmp_path, problem, configs)
+
+
+@pytest.mark.slow
+def test_a_hopeless_kernel_is_refused_before_it_touches_a_gpu(absent_gpu):
+    spilling = Config("atomic", logits=Tile(1, 128, 128, num_warps=1, num_stages=2, group=1))
+    with pytest.raises(CandidateError, match=r"spills \d{3} registers a thread") as caught:
+        compile_ahead(absent_gpu, PROBLEM, [spilling])
+    assert caught.value.status is Status.OUT_OF_RESOURCES
+
+
+def test_a_compiler_sees_no_gpu(planted, absent_gpu):
+    runner = absent_gpu.compiler(planted.Puppet, PROBLEM)
+    try:
+        seen = runner.call("time", "environment", "CUDA_VISIBLE_DEVICES", timeout_s=60)
+        gpus = runner.call("time", "gpus", timeout_s=60)
+    finally:
+        runner.close()
+    assert seen == "-1"
+    assert not gpus
+
+
+def test_where_nothing_can_be_compiled_ahead_no_config_is_blamed(planted, absent_gpu):
+    with pytest.raises(SweepError, match="nothing of that name in this Triton"):
+        absent_gpu.compiler(planted.Failing, PROBLEM).call(
+            "compile", CONFIGS["full"], False, timeout_s=60
+        )
