@@ -74,6 +74,16 @@ def test_applying_twice_takes_the_last_options(model, calls):
     assert_untouched(model)
 
 
+def test_tile_skip_changes_nothing_where_nothing_can_be_skipped(model, calls):
+    gradients = []
+    for options in ({}, {"tile_skip": 1e-6}):
+        model.zero_grad()
+        apply(model, **options)(**batch(model)).loss.backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    assert [call["tile_skip"] for call in calls] == [None, 1e-6]
+    torch.testing.assert_close(*gradients)
+
+
 def test_the_number_of_items_is_applied_inside_the_op(model, calls):
     apply(model)(**batch(model), num_items_in_batch=17)
     assert calls[0]["divisor"] == 17
