@@ -30,8 +30,7 @@ SPEC = {
 }
 LONG = SPEC | {
     "problems": [
-        {"tokens": 16384, "hidden": 64, "vocab": vocab, "dtype": "float32"}
-        for vocab in (4096, 8192)
+        {"tokens": 4096, "hidden": 16, "vocab": vocab, "dtype": "float32"} for vocab in (1024, 1536)
     ],
     "options": {},
 }

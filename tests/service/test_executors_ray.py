@@ -1,5 +1,6 @@
 """Jobs done in a Ray cluster of logical nodes on this machine."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -25,7 +26,7 @@ SPEC = {
     "options": {"budget": 2, "strategies": ["full", "chunked"]},
 }
 LONG = SPEC | {
-    "problems": [{"tokens": 8192, "hidden": 32, "vocab": 2048, "dtype": "float32"}],
+    "problems": [{"tokens": 4096, "hidden": 16, "vocab": 1024, "dtype": "float32"}],
     "options": {},
 }
 
@@ -56,12 +57,15 @@ def test_a_runner_does_a_job_in_the_cluster_and_cancels_another(cluster: Cluster
     try:
         while not store.job(job.id).state.final:
             assert runner.alive
+            time.sleep(0.1)
         assert store.job(job.id).state is JobState.SUCCEEDED, store.job(job.id).message
         while not any(event.kind == "measurement" for event in store.events(long.id)):
             assert not store.job(long.id).state.final
+            time.sleep(0.1)
         store.request_cancel(long.id)
         while not store.job(long.id).state.final:
             assert runner.alive
+            time.sleep(0.1)
     finally:
         runner.stop()
     assert store.job(long.id).state is JobState.CANCELLED
