@@ -1,5 +1,6 @@
 """Shared by all tests."""
 
+import gc
 import os
 
 import pytest
@@ -26,3 +27,12 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.T
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+
+
+@pytest.fixture(scope="module")
+def _quick_collections():
+    """For scripts that collect garbage again and again: what older tests left is not looked at."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 SCRIPTS = Path(__file__).parent.parent / "benchmarks"
+pytestmark = pytest.mark.usefixtures("_quick_collections")
 
 
 @pytest.fixture(autouse=True)

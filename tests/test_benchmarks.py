@@ -13,6 +13,7 @@ import torch.nn.functional as F
 SCRIPTS = Path(__file__).parent.parent / "benchmarks"
 GIB = 2**30
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("_quick_collections")
 
 
 @pytest.fixture(autouse=True)

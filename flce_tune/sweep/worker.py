@@ -38,12 +38,16 @@ START_TIMEOUT_S = 300.0  # for importing torch and making the inputs on a busy m
 POLL_S = 0.1  # how often a waiting parent looks at should_stop
 LAST_WORDS = 1500  # bytes of stderr kept when a worker dies
 
+# The garbage collector rests during the imports, which leave it nothing to find.
 _BOOT = """
-import os, sys
+import gc, os, sys
+gc.disable()
 descriptor, parent, visible, *sys.path[:] = sys.argv[1:]
 if visible:
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
 from flce_tune.sweep.worker_main import main
+gc.freeze()
+gc.enable()
 main(int(descriptor), int(parent))
 """
 

@@ -73,7 +73,7 @@ def start(tmp_path: Path, url: str) -> Iterator[Start]:
 
 
 SMALL = {"tokens": 64, "hidden": 32, "vocab": 128, "dtype": "float32"}
-SLOWER = {"tokens": 4096, "hidden": 64, "vocab": 4096, "dtype": "float32"}
+SLOWER = {"tokens": 2048, "hidden": 32, "vocab": 1024, "dtype": "float32"}
 
 
 def job_body(problem: dict) -> dict:

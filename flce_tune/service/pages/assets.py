@@ -6,7 +6,6 @@ import functools
 import hashlib
 import subprocess
 
-import altair
 import vl_convert
 from fastapi import APIRouter, Request, Response
 
@@ -28,6 +27,8 @@ def vega(request: Request) -> Response:
 @functools.cache
 def _bundle() -> tuple[bytes, str]:
     """The script and its ETag. Made in another process: it takes a JavaScript engine to do so."""
+    import altair  # which takes long
+
     version = ".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2])
     made = subprocess.run(
         child.command(__name__, print_bundle.__name__, version), stdout=subprocess.PIPE, check=True
