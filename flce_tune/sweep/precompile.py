@@ -73,9 +73,10 @@ class Precompiler:
     def prefer(self, configs: Sequence[Config], *, ragged: bool) -> None:
         """Compile what these configs need next; for the neighbour, which comes last, that alone.
 
-        Whatever still compiles then takes cores from those that are timed.
+        Those without tiles, which take no time, go first: there is something to measure then.
+        Whatever still compiles for a race takes cores from those that are timed.
         """
-        wanted = [_Task(config, ragged) for config in configs]
+        wanted = [_Task(c, ragged) for c in sorted(configs, key=_has_tiles)]
         with self._changed:
             first = [t for t in wanted if t not in self._done and t not in self._doing]
             self._todo = dict.fromkeys(first) | ({} if ragged else self._todo)
@@ -169,3 +170,7 @@ class Precompiler:
                 self._doing.remove(task)
                 self._done.add(task)
                 self._changed.notify_all()
+
+
+def _has_tiles(config: Config) -> bool:
+    return any((config.logits, config.dx, config.dw))

@@ -149,6 +149,15 @@ def test_kernels_that_are_needed_now_come_next(place, start):
     assert place.started.get(timeout=60) == (SMALL[3], True)
 
 
+def test_of_those_needed_now_what_has_no_tiles_comes_first(place, start):
+    compiler = start([])
+    plain = Config("full")
+    compiler.prefer([*SMALL[:2], plain], ragged=False)
+    for config in (plain, *SMALL[:2]):
+        assert place.started.get(timeout=60) == (config, False)
+        place.let_one_end()
+
+
 def test_once_neighbours_are_needed_nothing_else_is_compiled(place, start):
     compiler = start(SMALL)
     place.started.get(timeout=60)
