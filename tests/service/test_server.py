@@ -21,9 +21,11 @@ from flce_tune.tuning_db.store import Store
 pytestmark = pytest.mark.slow
 
 SERVE = """
-import json, sys
+import gc, json, sys
+gc.disable()  # it takes a quarter of the time of the imports
 from flce_tune.service.app import run
 from flce_tune.service.settings import ServiceSettings
+gc.enable()
 run(ServiceSettings(**json.loads(sys.argv[1])))
 """
 

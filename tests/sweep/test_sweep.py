@@ -79,7 +79,7 @@ def test_a_sweep_of_the_real_strategies(store, problem, cpu, mode):
 
 @pytest.mark.slow
 def test_planted_faults_cost_the_candidate_alone(planted, store, problem, cpu):
-    options = SweepOptions(strategies=("planted",), timeout_s=8)
+    options = SweepOptions(strategies=("planted",), timeout_s=4)
     report = sweep([problem], store, cpu, options, make_bench=planted.PlantedBench)
 
     rows = store.measurements()
