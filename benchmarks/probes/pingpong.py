@@ -1,6 +1,7 @@
-"""Numerators GEMM scheduled by hand (Gluon, Hopper): tensor cores do not wait for the epilogue.
+"""GEMMs x·Wᵀ scheduled by hand (Gluon, Hopper): tensor cores do not wait for the epilogue.
 
-Computes what ``kernels.triton.numerators.numerators_kernel`` does, without a bias.
+``pingpong_kernel`` computes what ``kernels.triton.numerators.numerators_kernel`` does. Kernels of
+other epilogues: ``pingpong_gradient``, ``pingpong_logits``.
 
 Algorithm: persistent programs of one producer warp, which copies tiles of x and W into a ring of
 STAGES buffers (TMA), and two consumers of four warps, which multiply them. Barriers per stage say
@@ -13,8 +14,9 @@ that it is full or empty. A consumer's epilogue runs while the other one multipl
   the first is in its epilogue, and the first begins the next tile while the second is in its own.
 
 The epilogue goes through a tile 64 columns at a time, so that two small buffers suffice for its
-stores: one is written while the other is copied out. Nothing else knows what is computed of the raw
-logits: a kernel of another epilogue needs its own ``epilogue`` and the loads before ``multiply``.
+stores: one is written while the other is copied out. A kernel passes ``schedule`` two functions:
+one loads what its epilogue needs to know of the rows, before they are multiplied, and the other is
+its epilogue. A bias takes no registers: the accumulators begin with it.
 
 What bounds the tiles: the accumulators of two consumers, 128 registers a thread each (of 240; the
 producer has 24), and per clock of a multiprocessor that multiplies at its full rate, 4096 FLOP:
@@ -25,20 +27,20 @@ producer has 24), and per clock of a multiprocessor that multiplies at its full 
     64 × 256, 64                         80                        80                      160
 
 So ping-pong tiles, which no other consumer shares, ask for a third or two more from L2 than
-numerators_kernel's tile does, and for more than shared memory gives. SHARED tiles ask for no more.
+a Triton kernel's tile does, and for more than shared memory gives. SHARED tiles ask for no more.
 The exponentials of a tile of 128 × 256 take 2048 clocks (16 a clock), its products 16 a unit of D:
 16384 at D = 1024. LEAD · D_BLOCK · 8 clocks of either epilogue are hidden if SHARED.
 
-FLOPs and bytes: those of numerators_kernel. Numerics: the same but for the order of the row sums.
+FLOPs and bytes: those of the Triton kernels. Numerics: the same but for the order of sums.
 """
 
 from __future__ import annotations
 
 import triton.language as tl
+from pingpong_strips import STORE_WIDTH, STRIP, copy_out, inside, largest_of, store_rows, strips
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -50,7 +52,6 @@ from flce_tune.kernels.triton.numerators import BITS, BOTTOM
 
 CONSUMER_REGISTERS = gl.constexpr(240)  # a thread; the other consumer gets what is left, 240 too
 PRODUCER_REGISTERS = gl.constexpr(24)
-STORE_WIDTH = gl.constexpr(64)  # columns; 128 bytes, as far as a swizzle reaches
 
 tile_position = gluon.jit(logits.tile_position.fn)
 
@@ -101,72 +102,43 @@ def multiply(acc, rings, barriers, first_step, begin, end, FIRST_ROW: gl.constex
 
 
 @gluon.jit
-def halves(values):
-    """The left and the right half of the columns; moves no register."""
-    ROWS: gl.constexpr = values.shape[0]
-    HALF: gl.constexpr = values.shape[1] // 2
-    return values.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
+def references(rows, tables, n):
+    """The reference that each row is given."""
+    return gl.load(tables[0] + rows, mask=rows < n, other=0.0)
 
 
 @gluon.jit
-def strips(values):
-    """All columns, STORE_WIDTH at a time."""
-    left, right = halves(values)
-    if values.shape[1] == 2 * STORE_WIDTH:
-        return left, right
-    else:  # noqa: RET505 Triton would trace what follows
-        return strips(left) + strips(right)
-
-
-@gluon.jit
-def epilogue(WHICH: gl.constexpr, raw, given, row, tile_v, out_desc, staging, tables, sizes, factor,
+def epilogue(WHICH: gl.constexpr, raw, given, row, tile_v, out_desc, staging, tables, sizes,
              SLAB: gl.constexpr, STORE: gl.constexpr, EVEN: gl.constexpr):  # fmt: skip
     """Of raw logits [ROWS, V_BLOCK]: store the numerators, their references and sums."""
-    _, tile_reference_ptr, tile_total_ptr = tables
+    _, tile_reference_ptr, tile_total_ptr, factor = tables
     n, _, width, block_rows = sizes
-    ROWS: gl.constexpr = raw.shape[0]
-    V_BLOCK: gl.constexpr = raw.shape[1]
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, STORE_WIDTH, 16])
-    per_row: gl.constexpr = gl.SliceLayout(1, layout)
-    column = tile_v * V_BLOCK
-    if not EVEN:  # noqa: SIM102 Triton drops the outer one, and branches on the inner
-        if column + V_BLOCK > width:
-            columns = column + gl.arange(0, V_BLOCK, gl.SliceLayout(0, raw.type.layout))
-            raw = gl.where((columns < width)[None, :], raw, float("-inf"))
-    parts = strips(raw)
-    STRIPS: gl.constexpr = V_BLOCK // STORE_WIDTH
-    top = parts[0]
-    for i in gl.static_range(1, STRIPS):
-        top = gl.maximum(top, parts[i])
-    largest = gl.convert_layout(gl.max(top, axis=1), per_row) * factor
+    parts = strips(inside(raw, tile_v, width, EVEN))
+    largest = largest_of(parts) * factor
     own = gl.maximum(gl.ceil(largest), BOTTOM, propagate_nan=tl.PropagateNan.ALL)
     reference = gl.where(largest <= given + BITS, given, own)
+    store_rows(tile_reference_ptr, reference, row, tile_v, n)
+    column = tile_v * raw.shape[1]
     place = column // SLAB * block_rows + row
-    total = gl.zeros([ROWS], gl.float32, per_row)
-    e = gl.exp2(gl.convert_layout(parts[0], layout) * factor - reference[:, None])
-    for i in gl.static_range(STRIPS):
+    total = gl.zeros([raw.shape[0]], gl.float32, gl.SliceLayout(1, STRIP))
+    e = gl.exp2(gl.convert_layout(parts[0], STRIP) * factor - reference[:, None])
+    for i in gl.static_range(len(parts)):
         # Always true, but unknown to the compiler, which keeps the order of basic blocks: left to
         # itself, it computes all exponentials first, and no copy runs meanwhile.
-        if n > i - STRIPS:
+        if n > i - len(parts):
             now = e
-            if i + 1 < STRIPS:
-                e = gl.exp2(gl.convert_layout(parts[i + 1], layout) * factor - reference[:, None])
+            if i + 1 < len(parts):
+                e = gl.exp2(gl.convert_layout(parts[i + 1], STRIP) * factor - reference[:, None])
             if STORE:
                 buffer = staging.index(2 * WHICH + i % 2)
-                tma.store_wait(1)  # the copy before the last read this buffer
-                buffer.store(now.to(out_desc.dtype))
-                fence_async_shared()
-                strip = column % SLAB + i * STORE_WIDTH
-                tma.async_copy_shared_to_global(out_desc, [place, strip], buffer)
+                copy_out(now, buffer, out_desc, place, column % SLAB + i * STORE_WIDTH)
             total += gl.sum(now, axis=1)
-    rows = row + gl.arange(0, ROWS, per_row)
-    places = gl.cast(tile_v, gl.int64) * n + rows
-    gl.store(tile_reference_ptr + places, reference, mask=rows < n)
-    gl.store(tile_total_ptr + places, total, mask=rows < n)
+    store_rows(tile_total_ptr, total, row, tile_v, n)
 
 
 @gluon.jit
-def consume(WHICH: gl.constexpr, out_desc, rings, staging, barriers, tables, sizes, factor,
+def consume(WHICH: gl.constexpr, PREPARE: gl.constexpr, FINISH: gl.constexpr,
+            out_desc, bias_ptr, rings, staging, barriers, tables, sizes,
             GROUP: gl.constexpr, SLAB: gl.constexpr, LEAD: gl.constexpr, SHARED: gl.constexpr,
             STORE: gl.constexpr, EVEN: gl.constexpr):  # fmt: skip
     """Multiply and finish this consumer's tiles, or its rows of all."""
@@ -184,7 +156,6 @@ def consume(WHICH: gl.constexpr, out_desc, rings, staging, barriers, tables, siz
     # stages out of turn.
     IN_ORDER: gl.constexpr = not SHARED or LEAD > 0
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V_BLOCK, 16])
-    strip: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, STORE_WIDTH, 16])
     tiles_n = gl.cdiv(n, N_BLOCK)
     tiles_v = gl.cdiv(width, V_BLOCK)
     steps = gl.cdiv(hidden, x_ring.shape[2])
@@ -194,9 +165,12 @@ def consume(WHICH: gl.constexpr, out_desc, rings, staging, barriers, tables, siz
     for tile in range(gl.program_id(0) + FIRST * programs, tiles_n * tiles_v, STRIDE * programs):
         tile_n, tile_v = tile_position(tile, tiles_n, tiles_v, GROUP)
         row = tile_n * N_BLOCK + FIRST_ROW
-        rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, strip))
-        given = gl.load(tables[0] + rows, mask=rows < n, other=0.0)
+        given = PREPARE(row + gl.arange(0, ROWS, gl.SliceLayout(1, STRIP)), tables, n)
         acc = gl.zeros([ROWS, V_BLOCK], gl.float32, layout)
+        if bias_ptr is not None:
+            columns = tile_v * V_BLOCK + gl.arange(0, V_BLOCK, gl.SliceLayout(0, layout))
+            bias = gl.load(bias_ptr + columns, mask=columns < width, other=0.0)
+            acc += bias.to(gl.float32)[None, :]
         held = 0
         if IN_ORDER:
             if SHARED:
@@ -208,35 +182,20 @@ def consume(WHICH: gl.constexpr, out_desc, rings, staging, barriers, tables, siz
             mbarrier.arrive(turns.index(1 - WHICH))
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(empty.index((first_step + steps - 1) % STAGES))
-        epilogue(WHICH, acc, given, row, tile_v, out_desc, staging, tables, sizes, factor,
-                 SLAB, STORE, EVEN)  # fmt: skip
+        FINISH(WHICH, acc, given, row, tile_v, out_desc, staging, tables, sizes, SLAB, STORE, EVEN)
         first_step += STRIDE * steps
         turn ^= 1
     tma.store_wait(0)
 
 
 @gluon.jit
-def pingpong_kernel(
-    x_desc,  # [n, D]
-    w_desc,  # [v, D]
-    out_desc,  # [blocks · block_rows, SLAB], in strips of ROWS × STORE_WIDTH
-    reference_ptr,  # [n]
-    tile_reference_ptr,  # [tiles, n]
-    tile_total_ptr,  # [tiles, n]
-    n,
-    hidden,
-    width,  # v
-    block_rows,
-    factor,  # bits per unit of a raw logit
-    ROWS: gl.constexpr,  # of a tile that one consumer computes
-    GROUP: gl.constexpr,
-    STAGES: gl.constexpr,
-    LEAD: gl.constexpr,
-    SLAB: gl.constexpr,
-    SHARED: gl.constexpr,
-    STORE: gl.constexpr,
-    EVEN: gl.constexpr,  # v is a multiple of V_BLOCK
-):
+def schedule(
+    PREPARE: gl.constexpr, FINISH: gl.constexpr,
+    x_desc, w_desc, out_desc, bias_ptr, tables, sizes,
+    ROWS: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, LEAD: gl.constexpr,
+    SLAB: gl.constexpr, SHARED: gl.constexpr, STORE: gl.constexpr, EVEN: gl.constexpr,
+):  # fmt: skip
+    """All of a kernel; what is computed of the raw logits is up to FINISH."""
     # Before its turn, a consumer keeps the stage of the step before, too.
     gl.static_assert(not SHARED or LEAD < STAGES)
     dtype: gl.constexpr = x_desc.dtype
@@ -256,16 +215,45 @@ def pingpong_kernel(
     for consumer in gl.static_range(2):
         mbarrier.init(turns.index(consumer), count=1)
     barriers = (full, empty, turns)
-    tables = (reference_ptr, tile_reference_ptr, tile_total_ptr)
-    sizes = (n, hidden, width, block_rows)
     gl.warp_specialize(
         [
-            (consume, (0, out_desc, rings, staging, barriers, tables, sizes, factor,
-                       GROUP, SLAB, LEAD, SHARED, STORE, EVEN)),
-            (consume, (1, out_desc, rings, staging, barriers, tables, sizes, factor,
-                       GROUP, SLAB, LEAD, SHARED, STORE, EVEN)),
+            (consume, (0, PREPARE, FINISH, out_desc, bias_ptr, rings, staging, barriers, tables,
+                       sizes, GROUP, SLAB, LEAD, SHARED, STORE, EVEN)),
+            (consume, (1, PREPARE, FINISH, out_desc, bias_ptr, rings, staging, barriers, tables,
+                       sizes, GROUP, SLAB, LEAD, SHARED, STORE, EVEN)),
             (produce, (x_desc, w_desc, rings, barriers, sizes, GROUP)),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )  # fmt: skip
+
+
+@gluon.jit
+def pingpong_kernel(
+    x_desc,  # [n, D]
+    w_desc,  # [v, D]
+    out_desc,  # [blocks · block_rows, SLAB], in strips of ROWS × STORE_WIDTH
+    bias_ptr,  # [v] or None
+    reference_ptr,  # [n]
+    tile_reference_ptr,  # [tiles, n]
+    tile_total_ptr,  # [tiles, n]
+    n,
+    hidden,
+    width,  # v
+    block_rows,
+    factor,  # bits per unit of a raw logit
+    ROWS: gl.constexpr,  # of a tile that one consumer computes
+    GROUP: gl.constexpr,
+    STAGES: gl.constexpr,
+    LEAD: gl.constexpr,
+    SLAB: gl.constexpr,
+    SHARED: gl.constexpr,
+    STORE: gl.constexpr,
+    EVEN: gl.constexpr,  # v is a multiple of V_BLOCK
+):
+    tables = (reference_ptr, tile_reference_ptr, tile_total_ptr, factor)
+    sizes = (n, hidden, width, block_rows)
+    schedule(
+        references, epilogue, x_desc, w_desc, out_desc, bias_ptr, tables, sizes,
+        ROWS, GROUP, STAGES, LEAD, SLAB, SHARED, STORE, EVEN,
     )  # fmt: skip

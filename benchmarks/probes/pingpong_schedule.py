@@ -1,10 +1,11 @@
-"""How the hand-scheduled numerators kernel is cut, and its launch."""
+"""How the hand-scheduled kernels are cut, and their launch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from pingpong import STORE_WIDTH, pingpong_kernel
+from pingpong import STORE_WIDTH
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -52,30 +53,34 @@ def arguments(
     schedule: Schedule,
     x: Tensor,  # [n, D] bfloat16
     weight: Tensor,  # [v, D] bfloat16
-    reference: Tensor,  # [n] float32
-    factor: float,
-    out: Tensor | None,  # [blocks · block_rows, slab] bfloat16
+    bias: Tensor | None,  # [v]
+    out: Tensor | None,  # [n, v], or [blocks · block_rows, slab]; bfloat16
+    tables: tuple[Tensor, ...],  # of rows, and of tiles and rows
     block_rows: int,
-    slab: int,
-    tile_reference: Tensor,  # [tiles, n] float32
-    tile_total: Tensor,  # [tiles, n] float32
+    slab: int,  # 0: one block
+    *scalars: float,
 ) -> tuple[object, ...]:
-    """All arguments of the kernel."""
+    """All arguments of a kernel."""
     (n, hidden), width = x.shape, len(weight)
     strip = [schedule.rows, STORE_WIDTH.value]
     return (
         descriptor(x, [schedule.n_block, schedule.d_block]),
         descriptor(weight, [schedule.v_block, schedule.d_block]),
         None if out is None else descriptor(out, strip),
-        reference, tile_reference, tile_total, n, hidden, width, block_rows, factor,
+        bias, *tables, n, hidden, width, block_rows, *scalars,
         schedule.rows, schedule.group, schedule.stages, schedule.lead, slab, schedule.shared,
         out is not None, width % schedule.v_block == 0,
     )  # fmt: skip
 
 
 def launch(
-    schedule: Schedule, given: tuple[object, ...], n: int, width: int, programs: int
+    kernel: Any,
+    schedule: Schedule,
+    given: tuple[object, ...],
+    n: int,
+    width: int,
+    programs: int,
 ) -> None:
     """Run on as many multiprocessors, with what ``arguments`` made."""
     tiles = cdiv(n, schedule.n_block) * cdiv(width, schedule.v_block)
-    pingpong_kernel[(min(tiles, programs),)](*given, num_warps=4)
+    kernel[(min(tiles, programs),)](*given, num_warps=4)

@@ -1,9 +1,10 @@
-"""The hand-scheduled numerators kernel: its source run on the CPU, and compiled for Hopper."""
+"""The hand-scheduled GEMMs: their source run on the CPU, and compiled for Hopper."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -23,74 +24,156 @@ if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 6):
 
 sys.path.insert(0, str(PROBES))
 pingpong = importlib.import_module("pingpong")
+pingpong_gradient = importlib.import_module("pingpong_gradient")
+pingpong_logits = importlib.import_module("pingpong_logits")
 
-FACTOR, GROUP, SLAB = 1.25, 2, 256
+SCALE, LOG2E, GROUP, SLAB = 0.87, math.log2(math.e), 2, 256
 
-
-def emulate(shared, lead, n, hidden, width, *, stages=3, rows=8, store=True, seed=0, programs=2):
-    """Outputs of the kernel, and what they should be."""
-    v_block, d_block = (128, 16) if seed % 2 else (256, 8)
-    n_block = rows * (1 + shared)
-    torch.manual_seed(seed)
-    x, w = torch.randn(n, hidden).bfloat16(), torch.randn(width, hidden).bfloat16()
-    block_rows = -(-n // n_block) * n_block
-    tiles = -(-width // v_block)
-    out = torch.full((-(-width // SLAB) * block_rows, SLAB), torch.nan, dtype=torch.bfloat16)
-    z = x.float() @ w.float().t() * FACTOR
-    reference = z[:, 0].ceil()
-    reference[::3] = torch.nan  # a row without a label
-    reference[1::5] -= 200  # a label so unlikely that tiles take their own reference
-    tile_reference, tile_total = torch.full((2, tiles, n), torch.nan)
-    arguments = (
-        Descriptor(x, [n_block, d_block]), Descriptor(w, [v_block, d_block]),
-        Descriptor(out, [rows, 64]) if store else None,
-        Pointer(reference), Pointer(tile_reference), Pointer(tile_total),
-        n, hidden, width, block_rows, FACTOR, rows, GROUP, stages, lead, SLAB, shared, store,
-        width % v_block == 0,
-    )  # fmt: skip
-    run(pingpong, "pingpong_kernel", arguments, programs, seed)
-    padded = torch.full((n, tiles * v_block), -torch.inf)
-    padded[:, :width] = z
-    parts = padded.view(n, tiles, v_block)
-    largest = parts.amax(2)
-    kept = largest <= reference[:, None] + 64
-    expected = torch.where(kept, reference[:, None], largest.ceil())
-    e = torch.exp2(parts - expected[:, :, None])
-    blocks = out.view(-1, block_rows, SLAB)[:, :n].transpose(0, 1).reshape(n, -1)
-    return (
-        (tile_reference.t(), tile_total.t(), blocks[:, : tiles * v_block].float()),
-        (expected, e.sum(2), e.reshape(n, -1)),
-    )
-
-
-@pytest.mark.parametrize(
-    ("shared", "lead"),
-    [(True, 0), (True, 1), (True, 2), (False, 0)],
+schedules = pytest.mark.parametrize(
+    ("shared", "lead"), [(True, 0), (True, 1), (True, 2), (False, 0)]
 )
-@pytest.mark.parametrize(
+two_schedules = pytest.mark.parametrize(("shared", "lead"), [(True, 2), (False, 0)])
+sizes = pytest.mark.parametrize(
     ("n", "hidden", "width"),
     [(32, 64, 512), (37, 40, 300), (5, 16, 100), (24, 104, 640)],
     ids=["even", "ragged", "one step", "odd"],
 )
+
+
+class Case:
+    """Inputs, and a kernel's run on them in some order of events."""
+
+    def __init__(self, shared, lead, n, hidden, width, *, stages=3, rows=8, bias=True):
+        self.seed = n + lead
+        torch.manual_seed(self.seed)
+        self.n, self.hidden, self.width = n, hidden, width
+        self.shared, self.lead, self.stages, self.rows = shared, lead, stages, rows
+        self.v_block, self.d_block = (128, 16) if n % 2 else (256, 8)
+        self.n_block = rows * (1 + shared)
+        self.block_rows = -(-n // self.n_block) * self.n_block
+        self.tiles = -(-width // self.v_block)
+        self.x, self.w = torch.randn(n, hidden).bfloat16(), torch.randn(width, hidden).bfloat16()
+        self.bias = torch.randn(width).bfloat16() if bias else None
+
+    @property
+    def raw(self):
+        return self.x.float() @ self.w.float().t() + (0 if self.bias is None else self.bias.float())
+
+    def table(self):
+        return torch.full((self.tiles, self.n), torch.nan)
+
+    def blocks(self):
+        size = (-(-self.width // SLAB) * self.block_rows, SLAB)
+        return torch.full(size, torch.nan, dtype=torch.bfloat16)
+
+    def of_blocks(self, blocks):  # [n, whole blocks]
+        parts = blocks.view(-1, self.block_rows, SLAB)[:, : self.n]
+        return parts.transpose(0, 1).reshape(self.n, -1).float()
+
+    def of_tiles(self, values):  # [n, tiles, v_block]
+        width = self.tiles * self.v_block
+        padded = torch.nn.functional.pad(values, (0, width - self.width), value=-torch.inf)
+        return padded.view(self.n, self.tiles, self.v_block)
+
+    def run(self, module, kernel, out, tables, scalars, slab=SLAB, programs=2):
+        arguments = (
+            Descriptor(self.x, [self.n_block, self.d_block]),
+            Descriptor(self.w, [self.v_block, self.d_block]),
+            None if out is None else Descriptor(out, [self.rows, 64]),
+            None if self.bias is None else Pointer(self.bias), *map(Pointer, tables),
+            self.n, self.hidden, self.width, self.block_rows, *scalars, self.rows, GROUP,
+            self.stages, self.lead, slab, self.shared, out is not None,
+            self.width % self.v_block == 0,
+        )  # fmt: skip
+        run(module, kernel, arguments, programs, self.seed)
+
+
+def numerators(case, out, programs=2):
+    """References, sums and numerators of a run, and what they should be."""
+    z = case.raw * SCALE * LOG2E
+    reference = z[:, 0].ceil()
+    reference[::3] = torch.nan  # a row without a label
+    reference[1::5] -= 200  # a label so unlikely that tiles take their own reference
+    tables = (case.table(), case.table())
+    case.run(
+        pingpong, "pingpong_kernel", out, (reference, *tables), (SCALE * LOG2E,), programs=programs
+    )
+    parts = case.of_tiles(z)
+    largest = parts.amax(2)
+    kept = largest <= reference[:, None] + 64
+    expected = torch.where(kept, reference[:, None], largest.ceil())
+    e = torch.exp2(parts - expected[:, :, None])
+    return [table.t() for table in tables], (expected, e.sum(2), e.reshape(case.n, -1))
+
+
+@schedules
+@sizes
 def test_source_computes_numerators_in_any_order_of_events(shared, lead, n, hidden, width):
-    got, expected = emulate(shared, lead, n, hidden, width, seed=n + lead)
-    for name, a, b in zip(("reference", "total", "e"), got, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-5, msg=name)
+    case = Case(shared, lead, n, hidden, width, bias=width != 640)
+    out = case.blocks()
+    got, (*expected, e) = numerators(case, out)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-5)
+    torch.testing.assert_close(case.of_blocks(out)[:, : e.shape[1]], e, rtol=1e-2, atol=1e-5)
+
+
+@two_schedules
+@sizes
+@pytest.mark.parametrize("slab", [0, SLAB], ids=["one block", "blocks"])
+def test_source_computes_gradients(shared, lead, n, hidden, width, slab):
+    case = Case(shared, lead, n, hidden, width, bias=width != 640)
+    vocab = width + 3
+    lse, a, b = (case.raw * SCALE).logsumexp(1), torch.rand(n), torch.rand(n)
+    target = torch.randint(0, vocab, (n,))
+    target[::4], target[1::4] = -1, vocab
+    b[: n // 2] = 0  # unknown labels are an error where they count
+    out = case.blocks() if slab else torch.full((n, width), torch.nan, dtype=torch.bfloat16)
+    case.run(
+        pingpong_gradient, "pingpong_gradient_kernel", out, (target, lse, a, b), (vocab, SCALE),
+        slab,
+    )  # fmt: skip
+    unknown = ((target < 0) | (target >= vocab)) & (b != 0)
+    expected = torch.exp(case.raw * SCALE - lse[:, None]) * a[:, None] * SCALE
+    expected[unknown] = torch.nan
+    got = case.of_blocks(out)[:, :width] if slab else out.float()
+    assert unknown.any()
+    torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-6, equal_nan=True)
+
+
+@two_schedules
+@sizes
+@pytest.mark.parametrize("store", [True, False], ids=["stored", "not stored"])
+def test_source_computes_logits_and_their_statistics(shared, lead, n, hidden, width, store):
+    case = Case(shared, lead, n, hidden, width, bias=width != 640)
+    if width == 512:
+        case.bias[: case.v_block] = -torch.inf  # a tile without any probability
+    out = torch.full((n, width), torch.nan, dtype=torch.bfloat16) if store else None
+    tile_max, total = case.table(), case.table()
+    case.run(pingpong_logits, "pingpong_logits_kernel", out, (tile_max, total), (SCALE,), slab=0)
+    z = case.raw
+    if store:
+        torch.testing.assert_close(out, case.raw.bfloat16(), rtol=2**-7, atol=1e-5)
+        z = out.float()
+    parts = case.of_tiles(z * SCALE)
+    largest = parts.amax(2)
+    torch.testing.assert_close(tile_max.t(), largest, rtol=1e-5, atol=1e-5)
+    e = torch.exp(parts - torch.where(largest == -torch.inf, 0, largest)[:, :, None])
+    torch.testing.assert_close(total.t(), e.sum(2), rtol=1e-4, atol=1e-5)
 
 
 def test_more_programs_than_tiles_and_nothing_stored():
-    (reference, total, e), expected = emulate(True, 2, 5, 40, 100, store=False, programs=3)
-    torch.testing.assert_close(reference, expected[0])
-    torch.testing.assert_close(total, expected[1], rtol=1e-4, atol=0)
-    assert e.isnan().all()
+    got, (*expected, _) = numerators(Case(True, 2, 5, 40, 100), None, programs=3)
+    torch.testing.assert_close(got[0], expected[0])
+    torch.testing.assert_close(got[1], expected[1], rtol=1e-4, atol=0)
 
 
 def test_a_lead_of_all_stages_is_refused_as_it_would_hang(monkeypatch):
+    case = Case(True, 3, 32, 64, 512, stages=3)
     with pytest.raises(AssertionError):
-        emulate(True, 3, 32, 64, 512, stages=3)
+        numerators(case, case.blocks())
     monkeypatch.setattr(gluon_emulator, "static_assert", lambda condition: None)
     with pytest.raises(gluon_emulator.DeadlockError):
-        emulate(True, 3, 32, 64, 512, stages=3)
+        numerators(case, case.blocks())
 
 
 def test_compiles_for_hopper_without_spills(tmp_path):
@@ -104,7 +187,9 @@ def test_compiles_for_hopper_without_spills(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    for row in map(json.loads, done.stdout.splitlines()):
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["kernel"] for row in rows} == {"numerators", "gradient", "logits"}
+    for row in rows:
         assert row["shared"] <= row["estimate"] <= 232448, row
         assert row["stack"] == 0, row
         assert 240 in row["registers"], row

@@ -1,8 +1,8 @@
-"""Compiles the hand-scheduled numerators kernel for a Hopper GPU that is not there.
+"""Compiles the hand-scheduled GEMMs for a Hopper GPU that is not there.
 
     python compile_pingpong.py FOLDER_OF_THE_KERNEL
 
-Prints one JSON line per schedule: shared memory, its estimate, bytes of stack a thread (spills),
+Prints one JSON line per kernel: shared memory, its estimate, bytes of stack a thread (spills),
 registers by ``setmaxnreg``, and how the tensor cores' waits are spread.
 """
 
@@ -23,6 +23,8 @@ from triton.runtime import driver
 
 sys.path.insert(0, sys.argv[1])
 from pingpong import pingpong_kernel
+from pingpong_gradient import pingpong_gradient_kernel
+from pingpong_logits import pingpong_logits_kernel
 from pingpong_schedule import Schedule, arguments
 
 SHARED_MEMORY = 232448
@@ -43,13 +45,19 @@ class NoGpu:
         return GPUTarget("cuda", 90, 32)
 
 
-def compiled(schedule: Schedule, width: int, store: bool) -> Any:
+def compiled(name: str, schedule: Schedule, width: int, store: bool, bias: bool) -> Any:
     n, hidden, slab = 256, 1024, 4096
     x, w = torch.empty(n, hidden).bfloat16(), torch.empty(width, hidden).bfloat16()
+    b = torch.empty(width).bfloat16() if bias else None
     out = torch.empty(-(-width // slab) * n, slab).bfloat16() if store else None
-    rows, table = torch.empty(n), torch.empty(-(-width // schedule.v_block), n)
-    given = arguments(schedule, x, w, rows, 1.0, out, n, slab, table, table)
-    return pingpong_kernel.warmup(*given, grid=(1,), num_warps=4)
+    row, table = torch.empty(n), torch.empty(-(-width // schedule.v_block), n)
+    kernel, tables, scalars = {
+        "numerators": (pingpong_kernel, (row, table, table), (1.5,)),
+        "gradient": (pingpong_gradient_kernel, (row.long(), row, row, row), (width, 1.5)),
+        "logits": (pingpong_logits_kernel, (table, table), (1.5,)),
+    }[name]
+    given = arguments(schedule, x, w, b, out, tables, n, slab, *scalars)
+    return kernel.warmup(*given, grid=(1,), num_warps=4)
 
 
 def stack(cubin: bytes) -> int:
@@ -64,13 +72,17 @@ def stack(cubin: bytes) -> int:
 
 def main() -> None:
     driver.set_active(NoGpu())
+    shared = Schedule(64, 256, 64, 4, shared=True, lead=3)
     cases = [
-        (Schedule(64, 256, 64, 4, shared=True, lead=3), 8192, True),
-        (Schedule(128, 128, 64, 5, shared=False), 8191, False),
+        ("numerators", shared, 8208, True, True),
+        ("numerators", Schedule(128, 128, 64, 5, shared=False), 8192, False, False),
+        ("gradient", shared, 8208, True, True),
+        ("logits", shared, 8208, True, True),
     ]
-    for schedule, width, store in cases:
-        kernel = compiled(schedule, width, store)
+    for name, schedule, *rest in cases:
+        kernel = compiled(name, schedule, *rest)
         row = {
+            "kernel": name,
             "schedule": str(schedule),
             "shared": kernel.metadata.shared,
             "estimate": schedule.shared_memory,

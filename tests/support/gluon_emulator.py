@@ -311,10 +311,21 @@ def language(machine: Machine, program: int, programs: int) -> dict[str, Any]:
 def run(module: Any, kernel: str, arguments: tuple[Any, ...], programs: int, seed: int) -> None:
     """Run a module's kernel, program after program."""
     for program in range(programs):
-        names = language(Machine(seed + program), program, programs)
-        for name, value in vars(module).items():
-            if hasattr(value, "fn"):  # a jitted function
-                names[name] = types.FunctionType(value.fn.__code__, names, name)
-            elif type(value).__name__ == "constexpr":
-                names[name] = value.value
-        names[kernel](*arguments)
+        gluon = language(Machine(seed + program), program, programs)
+        namespace(vars(module), gluon, {})[kernel](*arguments)
+
+
+def namespace(
+    scope: dict[str, Any], gluon: dict[str, Any], known: dict[int, dict[str, Any]]
+) -> dict[str, Any]:
+    """What jitted functions of a module see: Gluon's names, their like, and constants."""
+    if id(scope) in known:
+        return known[id(scope)]
+    names = known[id(scope)] = dict(gluon)
+    for name, value in scope.items():
+        if hasattr(value, "fn"):  # a jitted function
+            seen = namespace(value.fn.__globals__, gluon, known)
+            names[name] = types.FunctionType(value.fn.__code__, seen, name)
+        elif type(value).__name__ == "constexpr":
+            names[name] = value.value
+    return names
