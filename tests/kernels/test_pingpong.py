@@ -32,7 +32,6 @@ SCALE, LOG2E, GROUP, SLAB = 0.87, math.log2(math.e), 2, 256
 schedules = pytest.mark.parametrize(
     ("shared", "lead"), [(True, 0), (True, 1), (True, 2), (False, 0)]
 )
-two_schedules = pytest.mark.parametrize(("shared", "lead"), [(True, 2), (False, 0)])
 sizes = pytest.mark.parametrize(
     ("n", "hidden", "width"),
     [(32, 64, 512), (37, 40, 300), (5, 16, 100), (24, 104, 640)],
@@ -117,9 +116,8 @@ def test_source_computes_numerators_in_any_order_of_events(shared, lead, n, hidd
     torch.testing.assert_close(case.of_blocks(out)[:, : e.shape[1]], e, rtol=1e-2, atol=1e-5)
 
 
-@two_schedules
+@pytest.mark.parametrize(("shared", "lead", "slab"), [(True, 2, SLAB), (False, 0, 0)])
 @sizes
-@pytest.mark.parametrize("slab", [0, SLAB], ids=["one block", "blocks"])
 def test_source_computes_gradients(shared, lead, n, hidden, width, slab):
     case = Case(shared, lead, n, hidden, width, bias=width != 640)
     vocab = width + 3
@@ -140,9 +138,10 @@ def test_source_computes_gradients(shared, lead, n, hidden, width, slab):
     torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-6, equal_nan=True)
 
 
-@two_schedules
+@pytest.mark.parametrize(
+    ("shared", "lead", "store"), [(True, 2, True), (False, 0, True), (True, 0, False)]
+)
 @sizes
-@pytest.mark.parametrize("store", [True, False], ids=["stored", "not stored"])
 def test_source_computes_logits_and_their_statistics(shared, lead, n, hidden, width, store):
     case = Case(shared, lead, n, hidden, width, bias=width != 640)
     if width == 512:

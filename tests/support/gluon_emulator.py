@@ -310,9 +310,14 @@ def language(machine: Machine, program: int, programs: int) -> dict[str, Any]:
 
 def run(module: Any, kernel: str, arguments: tuple[Any, ...], programs: int, seed: int) -> None:
     """Run a module's kernel, program after program."""
-    for program in range(programs):
-        gluon = language(Machine(seed + program), program, programs)
-        namespace(vars(module), gluon, {})[kernel](*arguments)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of each thread here: more would wait for each other, tile by tile
+    try:
+        for program in range(programs):
+            gluon = language(Machine(seed + program), program, programs)
+            namespace(vars(module), gluon, {})[kernel](*arguments)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def namespace(
