@@ -28,10 +28,13 @@ class DeadlockError(Exception):
 
 
 class Tensor(torch.Tensor):
-    """A torch tensor with the two names that Gluon's have and torch's have for something else."""
+    """A torch tensor with the names that Gluon's have and torch's have for something else."""
 
     def split(self):
         return tuple(self.unbind(-1))
+
+    def to(self, dtype, bitcast=False):
+        return self.view(dtype) if bitcast else super().to(dtype)
 
     @property
     def type(self):
@@ -64,7 +67,8 @@ class Descriptor:
 
     def __init__(self, matrix: torch.Tensor, block: list[int]) -> None:
         self.matrix, self.dtype = matrix, matrix.dtype
-        self.block_type = SimpleNamespace(shape=block, nbytes=2 * block[0] * block[1])
+        size = matrix.element_size() * block[0] * block[1]
+        self.block_type = SimpleNamespace(shape=block, nbytes=size)
 
     def window(self, coordinates) -> tuple[torch.Tensor, tuple[slice, slice]]:
         """The part of the tile inside the matrix, and where it lies in the tile."""
@@ -87,6 +91,16 @@ class Shared:
 
     def permute(self, order) -> Shared:
         return Shared(self.values.permute(order), self.machine)
+
+    def _reinterpret(self, dtype, shape, _) -> Shared:
+        return Shared(self.values.view(-1).view(dtype).view(shape), self.machine)
+
+    def poison(self) -> None:
+        self.values.fill_(torch.nan if self.values.is_floating_point() else 0xA5)
+
+    def load(self, _) -> Tensor:
+        self.machine.pause()
+        return tensor(self.values.clone())
 
     def store(self, values) -> None:
         assert values.shape == self.values.shape
@@ -218,7 +232,7 @@ class Machine:
 
     def load(self, source: Descriptor, coordinates, barrier: Barrier, into: Shared) -> None:
         self.pause()
-        into.values.fill_(torch.nan)
+        into.poison()
 
         def arrive() -> None:
             inside, places = source.window(coordinates)
@@ -275,8 +289,12 @@ def static_assert(condition: bool) -> None:
 
 def language(machine: Machine, program: int, programs: int) -> dict[str, Any]:
     """The names of Gluon that a kernel's source uses."""
+    dtypes = {
+        "float32": torch.float32, "bfloat16": torch.bfloat16, "uint8": torch.uint8,
+        "uint16": torch.int16, "uint32": torch.int32,  # as bits
+    }  # fmt: skip
     gl = SimpleNamespace(
-        constexpr=int, int64=torch.int64, float32=torch.float32,
+        **dtypes, constexpr=int, int64=torch.int64,
         program_id=lambda _: program, num_programs=lambda _: programs,
         cdiv=lambda a, b: -(-a // b), minimum=min, static_range=range, static_assert=static_assert,
         cast=lambda value, _: value, convert_layout=lambda value, _: value,
@@ -293,7 +311,9 @@ def language(machine: Machine, program: int, programs: int) -> dict[str, Any]:
     )  # fmt: skip
     return {
         "gl": gl,
-        "tl": SimpleNamespace(minimum=min, PropagateNan=SimpleNamespace(ALL=None)),
+        "tl": SimpleNamespace(
+            **dtypes, minimum=min, where=torch.where, PropagateNan=SimpleNamespace(ALL=None)
+        ),
         "mbarrier": SimpleNamespace(
             init=init, wait=machine.wait, arrive=machine.arrive, expect=machine.expect,
             MBarrierLayout=lambda: None,

@@ -1,0 +1,284 @@
+"""Gradient GEMMs scheduled by hand (Gluon, Hopper): the sum of earlier chunks comes with the tiles.
+
+Computes what ``kernels.triton.product.product_kernel`` does with a split24 sum, or written once,
+without factors, blocks and entries.
+
+Algorithm: the SHARED schedule of ``pingpong``. One producer warp copies tiles of A and B into a
+ring of stages (TMA); two consumers of four warps compute M_BLOCK / 2 rows of each tile, the second
+one LEAD steps behind the first, so that each multiplies while the other is in its epilogue.
+
+The ring also serves the epilogue. After a tile's steps the producer goes on with a stage for each
+strip of it, 2·K_BLOCK columns of what earlier chunks left: the upper 16 bits go where B's tile
+would be, the next 8 where A's would be, which is just as many bytes if N_BLOCK = 2·M_BLOCK. So
+they are under way while the tile is multiplied, as far ahead as the ring reaches. A consumer adds
+its part, writes the new sum over the old one and has it copied out from there. It hands the stage
+on when the next strip's copy, or the next tile's first product, is under way, and so hardly waits
+for the copy. Without an earlier sum, it gets the stages unfilled.
+
+Shared memory, of 227 KiB less 1 KiB for barriers, and what LEAD steps hide of an epilogue:
+
+    M_BLOCK × N_BLOCK × K_BLOCK   stage     stages        strips a tile   LEAD   clocks hidden
+    128 × 256 × 32                24 KiB    9 = 216 KiB   4               5      1280
+    128 × 256 × 64                48 KiB    4 = 192 KiB   2               2      1024
+
+LEAD steps and a tile's strips should fit the ring together: else the first consumer's epilogue
+waits for the second one's steps. Buffers of their own for the strips would do worse: two of 64
+columns for each consumer take 48 KiB, and as a tile has four, the last two would come only when
+the first two have been copied out: an epilogue would wait for memory.
+
+An epilogue with an earlier sum is 1580 instructions a warp, one warp of it on each scheduler, so
+some 2000 clocks with its waits; a tile's products are 16 a unit of K. Of 33000 for K = 2048, some
+700 are not hidden.
+
+FLOPs 2·M·N·K. Bytes beyond the operands, per element: 6 with an earlier sum, 3 for the first one,
+5 for the last, 2 written once. Numerics: product_kernel's, bit for bit where its products' are.
+"""
+
+from __future__ import annotations
+
+from pingpong import CONSUMER_REGISTERS, PRODUCER_REGISTERS, tile_position
+from pingpong_strips import halves
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from flce_tune.kernels.triton import product
+
+widen = gluon.jit(product.widen.fn)
+
+
+@gluon.jit
+def narrow(value):
+    """What ``product.narrow`` returns, in half the instructions: infinities need no care."""
+    bits = value.to(gl.uint32, bitcast=True)
+    bits = gl.where(value != value, bits | 0x400000, bits + 0x80)
+    high = (bits >> 16).to(gl.uint16).to(gl.bfloat16, bitcast=True)
+    return high, ((bits >> 8) & 0xFF).to(gl.uint8)
+
+
+@gluon.jit
+def upper(b_ring, stage, desc, WHICH: gl.constexpr):
+    """A consumer's rows of a strip in bfloat16, where the stage would keep B."""
+    shape: gl.constexpr = [2] + desc.block_type.shape  # noqa: RUF005
+    return b_ring.index(stage)._reinterpret(desc.dtype, shape, desc.layout).index(WHICH)
+
+
+@gluon.jit
+def lower(a_ring, stage, desc, WHICH: gl.constexpr):
+    """A consumer's rows of a strip in bytes, where the stage would keep its rows of A."""
+    shape: gl.constexpr = desc.block_type.shape
+    return a_ring.index(2 * stage + WHICH)._reinterpret(desc.dtype, shape, desc.layout)
+
+
+@gluon.jit
+def produce(descs, rings, barriers, sizes, GROUP: gl.constexpr, TRANSPOSED: gl.constexpr,
+            PRIOR: gl.constexpr):  # fmt: skip
+    """Fill stage after stage, tile after tile: A and B of its steps, then strips of its sum."""
+    a_desc, b_desc, high_desc, low_desc = descs
+    a_ring, b_ring = rings
+    full, empty, _ = barriers
+    m, n, depth = sizes
+    STAGES: gl.constexpr = b_ring.shape[0]
+    K_BLOCK: gl.constexpr = b_ring.shape[1]
+    N_BLOCK: gl.constexpr = b_ring.shape[2]
+    ROWS: gl.constexpr = high_desc.block_type.shape[0]
+    STRIP: gl.constexpr = high_desc.block_type.shape[1]
+    tiles_m = gl.cdiv(m, 2 * ROWS)
+    tiles_n = gl.cdiv(n, N_BLOCK)
+    step = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        tile_m, tile_n = tile_position(tile, tiles_m, tiles_n, GROUP)
+        row = tile_m * (2 * ROWS)
+        column = tile_n * N_BLOCK
+        for k in range(0, depth, K_BLOCK):
+            stage = step % STAGES
+            # Before its first completion a barrier counts as past a phase of parity 1.
+            mbarrier.wait(empty.index(stage), (step // STAGES & 1) ^ 1)
+            ready = full.index(stage)
+            mbarrier.expect(ready, 2 * a_desc.block_type.nbytes + b_desc.block_type.nbytes)
+            for half in gl.static_range(2):
+                a = a_ring.index(2 * stage + half)
+                if TRANSPOSED:
+                    tma.async_copy_global_to_shared(a_desc, [k, row + half * ROWS], ready, a)
+                else:
+                    tma.async_copy_global_to_shared(a_desc, [row + half * ROWS, k], ready, a)
+            tma.async_copy_global_to_shared(b_desc, [k, column], ready, b_ring.index(stage))
+            step += 1
+        for i in range(0, N_BLOCK, STRIP):
+            stage = step % STAGES
+            mbarrier.wait(empty.index(stage), (step // STAGES & 1) ^ 1)
+            ready = full.index(stage)
+            if PRIOR:
+                mbarrier.expect(
+                    ready, 2 * high_desc.block_type.nbytes + 2 * low_desc.block_type.nbytes
+                )
+                for half in gl.static_range(2):
+                    place = [row + half * ROWS, column + i]
+                    high = upper(b_ring, stage, high_desc, half)
+                    tma.async_copy_global_to_shared(high_desc, place, ready, high)
+                    low = lower(a_ring, stage, low_desc, half)
+                    tma.async_copy_global_to_shared(low_desc, place, ready, low)
+            else:
+                mbarrier.arrive(ready)
+            step += 1
+
+
+@gluon.jit
+def multiply(acc, rings, barriers, first_step, begin, end, WHICH: gl.constexpr,
+             TRANSPOSED: gl.constexpr):  # fmt: skip
+    """Add steps ``begin`` to ``end`` of a tile; the last one's product is still under way."""
+    a_ring, b_ring = rings
+    full, empty, _ = barriers
+    STAGES: gl.constexpr = b_ring.shape[0]
+    for k in range(begin, end):
+        step = first_step + k
+        stage = step % STAGES
+        mbarrier.wait(full.index(stage), step // STAGES & 1)
+        a = a_ring.index(2 * stage + WHICH)
+        if TRANSPOSED:
+            a = a.permute((1, 0))
+        acc = warpgroup_mma(a, b_ring.index(stage), acc, is_async=True)
+        # The step before is done with its stage: a product, or the last strip of another tile.
+        acc = warpgroup_mma_wait(1, deps=[acc])
+        tma.store_wait(0)
+        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=step > 0)
+    return acc
+
+
+@gluon.jit
+def strips(values, WIDTH: gl.constexpr):
+    """All columns, WIDTH at a time."""
+    left, right = halves(values)
+    if values.shape[1] == 2 * WIDTH:
+        return left, right
+    else:  # noqa: RET505 Triton would trace what follows
+        return strips(left, WIDTH) + strips(right, WIDTH)
+
+
+@gluon.jit
+def epilogue(acc, row, column, descs, rings, barriers, first_step, WHICH: gl.constexpr,
+             PRIOR: gl.constexpr, LAST: gl.constexpr):  # fmt: skip
+    """Add what earlier chunks left to a consumer's rows of a tile, and store the sum."""
+    _, _, high_desc, low_desc = descs
+    a_ring, b_ring = rings
+    full, empty, _ = barriers
+    STAGES: gl.constexpr = b_ring.shape[0]
+    STRIP: gl.constexpr = high_desc.block_type.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, STRIP, 16])
+    parts = strips(acc, STRIP)
+    for i in gl.static_range(acc.shape[1] // STRIP):
+        step = first_step + i
+        stage = step % STAGES
+        mbarrier.wait(full.index(stage), step // STAGES & 1)
+        part = gl.convert_layout(parts[i], layout)
+        high_strip = upper(b_ring, stage, high_desc, WHICH)
+        if PRIOR:
+            low_strip = lower(a_ring, stage, low_desc, WHICH)
+            part += widen(high_strip.load(layout), low_strip.load(layout))
+        place = [row, column + i * STRIP]
+        if LAST:
+            high_strip.store(part.to(high_desc.dtype))
+            fence_async_shared()
+            tma.async_copy_shared_to_global(high_desc, place, high_strip)
+        else:
+            low_strip = lower(a_ring, stage, low_desc, WHICH)
+            high, low = narrow(part)
+            high_strip.store(high)
+            low_strip.store(low)
+            fence_async_shared()
+            tma.async_copy_shared_to_global(high_desc, place, high_strip)
+            tma.async_copy_shared_to_global(low_desc, place, low_strip)
+        if i > 0:
+            tma.store_wait(1 if LAST else 2)  # copies of this strip go on
+            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
+
+
+@gluon.jit
+def consume(WHICH: gl.constexpr, descs, rings, barriers, sizes, GROUP: gl.constexpr,
+            LEAD: gl.constexpr, TRANSPOSED: gl.constexpr, PRIOR: gl.constexpr,
+            LAST: gl.constexpr):  # fmt: skip
+    """Multiply and finish this consumer's rows of all tiles."""
+    _, b_ring = rings
+    _, empty, turns = barriers
+    m, n, depth = sizes
+    STAGES: gl.constexpr = b_ring.shape[0]
+    N_BLOCK: gl.constexpr = b_ring.shape[2]
+    ROWS: gl.constexpr = descs[2].block_type.shape[0]
+    STRIPS: gl.constexpr = N_BLOCK // descs[2].block_type.shape[1]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N_BLOCK, 16])
+    tiles_m = gl.cdiv(m, 2 * ROWS)
+    tiles_n = gl.cdiv(n, N_BLOCK)
+    steps = gl.cdiv(depth, b_ring.shape[1])
+    first_step = 0
+    turn = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        tile_m, tile_n = tile_position(tile, tiles_m, tiles_n, GROUP)
+        acc = gl.zeros([ROWS, N_BLOCK], gl.float32, layout)
+        held = 0
+        if LEAD > 0:
+            held = steps - gl.minimum(LEAD, steps)
+            acc = multiply(acc, rings, barriers, first_step, 0, held, WHICH, TRANSPOSED)
+            mbarrier.wait(turns.index(WHICH), turn ^ (1 - WHICH))  # consumer 0 has the first turn
+        acc = multiply(acc, rings, barriers, first_step, held, steps, WHICH, TRANSPOSED)
+        if LEAD > 0:
+            mbarrier.arrive(turns.index(1 - WHICH))
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        first_step += steps
+        mbarrier.arrive(empty.index((first_step - 1) % STAGES))
+        row = (2 * tile_m + WHICH) * ROWS
+        epilogue(acc, row, tile_n * N_BLOCK, descs, rings, barriers, first_step, WHICH,
+                 PRIOR, LAST)  # fmt: skip
+        first_step += STRIPS
+        turn ^= 1
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["m", "n", "depth"])
+def pingpong_product_kernel(
+    a_desc,  # [m, depth] in blocks of M_BLOCK / 2 × K_BLOCK, or if TRANSPOSED [depth, m]
+    b_desc,  # [depth, n] in blocks of K_BLOCK × N_BLOCK
+    high_desc,  # [m, n], the output, in blocks of M_BLOCK / 2 × 2·K_BLOCK
+    low_desc,  # uint8 beside it, in the same blocks; unused if written once
+    m,
+    n,
+    depth,
+    GROUP: gl.constexpr,
+    STAGES: gl.constexpr,
+    LEAD: gl.constexpr,
+    TRANSPOSED: gl.constexpr,
+    PRIOR: gl.constexpr,
+    LAST: gl.constexpr,
+):
+    # Before its turn, a consumer keeps the stage of the step before, too.
+    gl.static_assert(LEAD < STAGES)
+    dtype: gl.constexpr = a_desc.dtype
+    rings = (
+        gl.allocate_shared_memory(dtype, [2 * STAGES] + a_desc.block_type.shape, a_desc.layout),  # noqa: RUF005
+        gl.allocate_shared_memory(dtype, [STAGES] + b_desc.block_type.shape, b_desc.layout),  # noqa: RUF005
+    )
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=2)
+    for consumer in gl.static_range(2):
+        mbarrier.init(turns.index(consumer), count=1)
+    descs = (a_desc, b_desc, high_desc, low_desc)
+    barriers = (full, empty, turns)
+    sizes = (m, n, depth)
+    gl.warp_specialize(
+        [
+            (consume, (0, descs, rings, barriers, sizes, GROUP, LEAD, TRANSPOSED, PRIOR, LAST)),
+            (consume, (1, descs, rings, barriers, sizes, GROUP, LEAD, TRANSPOSED, PRIOR, LAST)),
+            (produce, (descs, rings, barriers, sizes, GROUP, TRANSPOSED, PRIOR)),
+        ],
+        [4, 1],
+        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )

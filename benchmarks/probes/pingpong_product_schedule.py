@@ -1,0 +1,69 @@
+"""How the hand-scheduled product kernel is cut, and its launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from pingpong_product import pingpong_product_kernel
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from flce_tune.kernels.triton.arguments import cdiv
+
+M_BLOCK, N_BLOCK = 128, 256
+
+
+@dataclass(frozen=True)
+class ProductSchedule:
+    """How the kernel cuts and orders its work."""
+
+    k_block: int
+    stages: int
+    lead: int  # steps; 0: no order
+    group: int = 16
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes; the barriers and what the compiler adds are less than 1 KiB."""
+        return 2 * self.stages * (M_BLOCK + N_BLOCK) * self.k_block + 1024
+
+    def __str__(self) -> str:
+        size = f"{M_BLOCK}×{N_BLOCK}×{self.k_block}"
+        return f"product {size} s{self.stages} lead {self.lead} g{self.group}"
+
+
+def descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
+    """Describe a 2-D tensor to the copy engine, with the layout its tiles have in shared memory."""
+    dtype = {torch.bfloat16: gl.bfloat16, torch.uint8: gl.uint8}[tensor.dtype]
+    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+    return TensorDescriptor.from_tensor(tensor, block, layout)
+
+
+def arguments(
+    schedule: ProductSchedule,
+    a: Tensor,  # [m, k] bfloat16, or the transposed view of a [k, m]
+    b: Tensor,  # [k, n] bfloat16
+    out: Tensor,  # [m, n] bfloat16
+    extra: Tensor | None,  # [m, n] uint8; None: written once
+    prior: bool,
+    last: bool,
+) -> tuple[object, ...]:
+    """All arguments of the kernel."""
+    (m, n), rows, k_block = out.shape, M_BLOCK // 2, schedule.k_block
+    transposed = a.stride(0) == 1 and a.stride(1) != 1
+    strip = [rows, 2 * k_block]
+    return (
+        descriptor(a.t(), [k_block, rows]) if transposed else descriptor(a, [rows, k_block]),
+        descriptor(b, [k_block, N_BLOCK]),
+        descriptor(out, strip),
+        None if extra is None else descriptor(extra, strip),
+        m, n, len(b), schedule.group, schedule.stages, schedule.lead, transposed, prior, last,
+    )  # fmt: skip
+
+
+def launch(given: tuple[object, ...], m: int, n: int, programs: int) -> None:
+    """Run on as many multiprocessors, with what ``arguments`` made."""
+    tiles = cdiv(m, M_BLOCK) * cdiv(n, N_BLOCK)
+    pingpong_product_kernel[(min(tiles, programs),)](*given, num_warps=4)

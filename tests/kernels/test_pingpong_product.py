@@ -1,0 +1,202 @@
+"""The hand-scheduled product kernel: its source run on the CPU, and compiled for Hopper."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import gluon_emulator
+import pytest
+import torch
+from gluon_emulator import Descriptor, Machine, language, run, tensor
+
+ROOT = Path(__file__).parents[2]
+PROBES = ROOT / "benchmarks" / "probes"
+
+triton = pytest.importorskip("triton")
+if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 6):
+    pytest.skip("Gluon's warp_specialize is another one before Triton 3.6", allow_module_level=True)
+
+sys.path.insert(0, str(PROBES))
+pingpong_product = importlib.import_module("pingpong_product")
+product = importlib.import_module("flce_tune.kernels.triton.product")
+
+ROWS, N_BLOCK, GROUP = 8, 32, 2
+SUMS = {"once": (False, True), "first": (False, False), "next": (True, False), "last": (True, True)}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Each of the emulator's threads would start as many of its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def split(value):
+    """Upper 16 bits and the next 8 of float32, rounded to nearest, as integers."""
+    bits = value.view(torch.int32).long()
+    bits = torch.where(value.isfinite(), bits + 0x80, bits)
+    bits = torch.where(value.isnan(), bits | 0x400000, bits)
+    return (bits >> 16).to(torch.int16), (bits >> 8 & 0xFF).to(torch.uint8)
+
+
+def emulate(
+    m, n, depth, *, kind="next", transposed=True, lead=2, k_block=4, stages=7, programs=2, seed=0,
+    module=pingpong_product,
+):  # fmt: skip
+    """Upper and lower bits that the kernel leaves, and those that it should."""
+    prior, last = SUMS[kind]
+    torch.manual_seed(seed)
+    a = torch.randint(-8, 9, (m, depth)).bfloat16()  # so that no order of a sum matters
+    b = torch.randint(-8, 9, (depth, n)).bfloat16()
+    before = torch.randn(m, n) * 100
+    before.view(-1)[::7] *= 1e-6
+    before[0, :3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    high, low = split(before)
+    kept = (high.int() << 16 | low.int() << 8).view(torch.float32)
+    out, extra = high.view(torch.bfloat16), low
+    if not prior:
+        out, extra = torch.full_like(out, torch.nan), torch.full_like(extra, 7)
+    stored, strip = (a.t().contiguous() if transposed else a), [ROWS, 2 * k_block]
+    arguments = (
+        Descriptor(stored, [k_block, ROWS] if transposed else [ROWS, k_block]),
+        Descriptor(b, [k_block, N_BLOCK]), Descriptor(out, strip),
+        None if kind == "once" else Descriptor(extra, strip),
+        m, n, depth, GROUP, stages, lead, transposed, prior, last,
+    )  # fmt: skip
+    untouched = extra.clone()
+    run(module, "pingpong_product_kernel", arguments, programs, seed)
+    value = 0.0 + a.float() @ b.float()  # no negative zero
+    value = value + kept if prior else value
+    if last:
+        return (out.view(torch.int16), extra), (value.bfloat16().view(torch.int16), untouched)
+    return (out.view(torch.int16), extra), split(value)
+
+
+def check(*arguments, **options):
+    (high, low), (expected_high, expected_low) = emulate(*arguments, **options)
+    nans = high.view(torch.bfloat16).isnan() & expected_high.view(torch.bfloat16).isnan()
+    assert ((high == expected_high) | nans).all()
+    assert ((low == expected_low) | nans).all()
+
+
+@pytest.mark.parametrize("kind", SUMS)
+@pytest.mark.parametrize("lead", [0, 3])
+@pytest.mark.parametrize(
+    ("m", "n", "depth"),
+    [(32, 64, 24), (37, 40, 18), (5, 16, 3)],
+    ids=["even", "ragged", "one step"],
+)
+def test_source_computes_the_product_in_any_order_of_events(kind, lead, m, n, depth):
+    check(m, n, depth, kind=kind, lead=lead, transposed=m % 2 == 1, seed=n + lead)
+
+
+@pytest.mark.parametrize("kind", SUMS)
+def test_wide_strips_and_a_ring_that_holds_less_than_the_lead_and_a_tile(kind):
+    check(37, 72, 40, kind=kind, k_block=8, stages=4, lead=3, seed=1)
+
+
+@pytest.mark.parametrize("programs", [1, 5])
+def test_one_program_and_more_programs_than_tiles(programs):
+    check(20, 40, 12, programs=programs, stages=2, lead=1)
+
+
+def test_a_lead_of_all_stages_is_refused_as_it_would_hang(monkeypatch):
+    with pytest.raises(AssertionError):
+        emulate(32, 64, 24, stages=3, lead=3)
+    monkeypatch.setattr(gluon_emulator, "static_assert", lambda condition: None)
+    with pytest.raises(gluon_emulator.DeadlockError):
+        emulate(32, 64, 24, stages=3, lead=3)
+
+
+MUTANTS = {
+    "a strip is read unfilled": (
+        "        mbarrier.wait(full.index(stage), step // STAGES & 1)\n        part =",
+        "        part =",
+    ),
+    "a product is read unfilled": (
+        "        mbarrier.wait(full.index(stage), step // STAGES & 1)\n        a =",
+        "        a =",
+    ),
+    "a tile is refilled under its product": ("warpgroup_mma_wait(1,", "warpgroup_mma_wait(2,"),
+    "a tile's last one, too": ("warpgroup_mma_wait(0,", "warpgroup_mma_wait(1,"),
+    "a strip is refilled under its copy": ("1 if LAST else 2)", "2 if LAST else 4)"),
+    "a tile's last strip, too": ("        tma.store_wait(0)\n        mbarrier", "        mbarrier"),
+    "a strip's copy is not fenced": ("            fence_async_shared()\n", ""),
+    "a program ends during its copies": ("    tma.store_wait(0)\n\n", "\n"),
+    "a strip's stage is kept": ("        if i > 0:", "        if i > 1:"),
+    "a tile's last strip is kept": ("pred=step > 0", "pred=k > 0"),
+    "a stage is handed on twice": ("pred=step > 0", "pred=True"),
+    "a strip is granted before it is empty": (
+        "            mbarrier.wait(empty.index(stage), (step // STAGES & 1) ^ 1)\n"
+        "            ready = full.index(stage)\n            if PRIOR",
+        "            ready = full.index(stage)\n            if PRIOR",
+    ),
+    "fewer bytes are expected": ("2 * low_desc.block_type.nbytes", "low_desc.block_type.nbytes"),
+    "turns are not taken": ("mbarrier.arrive(turns.index(1 - WHICH))", "pass"),
+    "one consumer hands a stage on": ("empty.index(stage), count=2", "empty.index(stage), count=1"),
+}
+
+
+def test_narrow_is_the_product_kernels():
+    high = torch.arange(-(2**15), 2**15, dtype=torch.int32)[:, None] << 16
+    low = torch.tensor([0, 1, 0x7F, 0x80, 0x7FFF, 0xFF7F, 0xFF80, 0xFFFF], dtype=torch.int32)
+    values = tensor((high | low).view(torch.float32))
+    names = language(Machine(0), 0, 1)
+    got, expected = (
+        types.FunctionType(narrow.fn.__code__, names)(values)
+        for narrow in (pingpong_product.narrow, product.narrow)
+    )
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def check_often(module):
+    for seed in range(12):
+        kind, stages = ("first", "next")[seed % 2], 4 + seed % 3
+        check(33, 64, 24, kind=kind, stages=stages, seed=seed, module=module)
+
+
+def test_the_protocol_is_right_where_wrong_ones_are_noticed():
+    check_often(pingpong_product)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_wrong_protocol_is_noticed(mutant, tmp_path):
+    source = (PROBES / "pingpong_product.py").read_text()
+    right, wrong = MUTANTS[mutant]
+    assert right in source
+    path = tmp_path / "mutant.py"
+    path.write_text(source.replace(right, wrong))
+    spec = importlib.util.spec_from_file_location("mutant", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.raises((AssertionError, gluon_emulator.DeadlockError)):
+        check_often(module)
+
+
+def test_compiles_for_hopper_without_spills(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    script = ROOT / "tests/support/compile_pingpong_product.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(PROBES), "0"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for row in map(json.loads, done.stdout.splitlines()):
+        assert row["shared"] <= row["estimate"] <= 232448, row
+        assert row["stack"] == 0, row
+        assert 240 in row["registers"], row
+        assert row["waits"].count("0") == 2, "a consumer waits for its tile's end only"
