@@ -30,7 +30,7 @@ from torch import Tensor
 
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
-from flce_tune.kernels.problem import DTYPE_NAMES, Problem, describe_device
+from flce_tune.kernels.problem import DTYPES, Problem, describe_device
 from flce_tune.kernels.skipping import kernels_of
 
 SCHEMA = "flce-tune-trained/1"
@@ -47,19 +47,19 @@ def states(arguments: argparse.Namespace, device: torch.device) -> Inputs:
     hidden = [model.model(part[:, :-1]).last_hidden_state for part in ids.split(4)]
     x = torch.cat(hidden).flatten(0, 1)[: arguments.tokens]
     head = model.get_output_embeddings().weight
-    copies = arguments.repeat_hidden
+    copies, dtype = arguments.repeat_hidden, DTYPES[arguments.compute]
     return Inputs(
-        x=x.to(torch.bfloat16).repeat(1, copies).requires_grad_(),
-        weight=(head / copies).to(torch.bfloat16).repeat(1, copies).requires_grad_(),
+        x=x.to(dtype).repeat(1, copies).requires_grad_(),
+        weight=(head / copies).to(dtype).repeat(1, copies).requires_grad_(),
         target=ids[:, 1:].flatten()[: arguments.tokens].clone(),
     )
 
 
 def skipping(
-    shape: Shape, device: torch.device, tolerances: Sequence[float]
+    shape: Shape, dtype: str, device: torch.device, tolerances: Sequence[float]
 ) -> list[Implementation]:
     """The default tiles with each tolerance."""
-    problem = Problem(shape.tokens, shape.hidden, shape.vocab, DTYPE_NAMES[torch.bfloat16])
+    problem = Problem(shape.tokens, shape.hidden, shape.vocab, dtype)
     configs = [
         strategies.completed(Config("tile_skip", tolerance=t), problem, describe_device(device))
         for t in tolerances
@@ -147,7 +147,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--tolerances", default="1e-3,3e-4,1e-4,3e-5")
     add("--rounds", type=int, default=9)
     add("--time-budget", type=float, default=240.0)
-    add("--dtype", default="bfloat16", help="the model's; the comparison is in bfloat16")
+    add("--dtype", choices=sorted(DTYPES), default="bfloat16", help="the model's")
+    add("--compute", choices=sorted(DTYPES), default="bfloat16", help="the comparison's")
     add("--device", type=torch.device, default=None)
     add("--out", type=Path, default=Path("trained.json"))
     return parser.parse_args(argv)
@@ -156,23 +157,24 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     device, deadline = arguments.device or default_device(), Deadline(arguments.time_budget)
+    dtype = DTYPES[arguments.compute]
     begin = time.perf_counter()
     if arguments.untrained:
-        inputs = make_inputs(Shape.parse(arguments.untrained), "flat", torch.bfloat16, device)
+        inputs = make_inputs(Shape.parse(arguments.untrained), "flat", dtype, device)
     else:
         inputs = states(arguments, device)
-    shape = Shape(*inputs.x.shape, len(inputs.weight))
+    (tokens, hidden), vocab = inputs.x.shape, len(inputs.weight)
+    shape = Shape(tokens, hidden, vocab)
     print(f"{shape}, made in {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
     tolerances = [float(text) for text in arguments.tolerances.split(",")]
-    ours_exact = ours(shape, torch.bfloat16, device, [None], "fp32")
+    ours_exact = ours(shape, dtype, device, [None], "fp32")
     full = ours_from_configs([Config("full")], "fp32")
     contestants = [
-        Contestant(i) for i in (*ours_exact, *full, *skipping(shape, device, tolerances))
+        Contestant(i)
+        for i in (*ours_exact, *full, *skipping(shape, arguments.compute, device, tolerances))
     ]
     log = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
-    comparison = Comparison(
-        device, torch.bfloat16, arguments.rounds, arguments.time_budget / 4, log
-    )
+    comparison = Comparison(device, dtype, arguments.rounds, arguments.time_budget / 4, log)
     data = "flat" if arguments.untrained else "a trained model's"
     found = comparison.run_on(inputs, shape, data, contestants, deadline)
     release(device)

@@ -423,3 +423,18 @@ def test_exactness_sees_what_accumulators_do_and_says_what_is_missing(tmp_path, 
 
 def plain_dw(by_case):
     return by_case["chunks", "flat"][0]["errors"]["dw"]
+
+
+def test_trained_says_what_a_tolerance_keeps_and_changes(tmp_path, capsys):
+    import trained
+
+    out = tmp_path / "trained.json"
+    arguments = ["--untrained", "96,32,600", "--rounds", "1", "--tolerances", "1e-30,0.5"]
+    assert trained.main([*arguments, "--compute", "float32", "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["implementations"]
+    everything, nothing = (row for row in rows if "kept" in row)
+    assert (everything["kept"], nothing["kept"]) == (1.0, 0.0)
+    assert everything["errors"]["dw"] < 1e-6 < 1e-2 < nothing["errors"]["dw"]
+    assert everything["rare_norm"] == pytest.approx(1.0, abs=1e-5)
+    assert everything["rare_cosine"] == pytest.approx(1.0, abs=1e-5)
+    assert "| 1.000 |" in capsys.readouterr().out
