@@ -59,4 +59,5 @@ for step in range(options.steps):
         print(f"step {step + 1:3}  loss {float(mean) / world:.4f}", flush=True)
 if on_gpu and rank == 0:
     print(f"peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB on rank 0")
+dist.barrier()  # nobody leaves while others still talk to it
 dist.destroy_process_group()

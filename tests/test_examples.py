@@ -11,12 +11,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+TORCH_ABORTS_AT_EXIT = "terminate called without an active exception"
+"""torch 2.13 with FSDP2 over gloo, with or without this package, once in some forty runs."""
+
+
 def losses(*command):
     """Run an example with small settings; the losses it prints."""
-    done = subprocess.run(
-        [sys.executable, *command, "--length", "32"], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, timeout=240,
-    )  # fmt: skip
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, *command, "--length", "32"], cwd=ROOT, capture_output=True, text=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, timeout=240,
+        )  # fmt: skip
+        if TORCH_ABORTS_AT_EXIT not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr[-3000:]
     return [float(value) for value in re.findall(r"^.*\bloss'?:? '?([0-9.]+)", done.stdout, re.M)]
 
