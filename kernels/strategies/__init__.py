@@ -83,12 +83,17 @@ def workspace(config: Config, problem: Problem) -> int:
     return get(config.strategy).workspace(config, problem)
 
 
-@functools.lru_cache(maxsize=256)
 def completed(config: Config, problem: Problem, device: Device) -> Config:
     """Fill a config that gives a strategy and a tolerance only in with the strategy's default."""
     if config.tolerance is None or config != Config(config.strategy, tolerance=config.tolerance):
         return config
-    return replace(get(config.strategy).default(problem, device), tolerance=config.tolerance)
+    return replace(_default_of(config.strategy, problem, device), tolerance=config.tolerance)
+
+
+@functools.lru_cache(maxsize=256)
+def _default_of(strategy: str, problem: Problem, device: Device) -> Config:
+    """Looking for tiles that go together takes long, and every call asks."""
+    return get(strategy).default(problem, device)
 
 
 def space_with_reasons(

@@ -45,6 +45,16 @@ def slab_of(config: Config, vocab: int) -> int:
     return min(config.slab, -(-vocab // SLAB_MULTIPLE) * SLAB_MULTIPLE)
 
 
+def reject_numerators(name: str, problem: Problem) -> str | None:
+    """Say what of the problem a strategy with softmax numerators cannot serve, or None."""
+    if problem.dtype == "float16":
+        return f"{name} keeps exponentials, for which float16 has too few exponents"
+    unknown = {"softcap", "label_smoothing", "statistics"} & set(problem.features)
+    if unknown and problem.mode != "eval":
+        return f"{name} knows no {', '.join(sorted(unknown))}"
+    return None
+
+
 def reject_problem(config: Config, problem: Problem, device: Device) -> str | None:
     """Say why numerators cannot serve here, or None."""
     name = config.strategy
@@ -60,11 +70,8 @@ def reject_problem(config: Config, problem: Problem, device: Device) -> str | No
         return f"{name} needs dx and dw tiles on a GPU: cuBLAS cannot add the labels' share"
     if problem.mode == "train_frozen_weight":
         return f"{name} keeps numerators in dW, and a frozen weight has none"
-    if problem.dtype == "float16":
-        return f"{name} keeps exponentials, for which float16 has too few exponents"
-    unknown = {"softcap", "label_smoothing", "statistics"} & set(problem.features)
-    if unknown and problem.mode != "eval":
-        return f"{name} knows no {', '.join(sorted(unknown))}"
+    if reason := reject_numerators(name, problem):
+        return reason
     slab = slab_of(config, problem.vocab)
     if config.logits is not None and slab % config.logits.v_block:
         return f"slab {slab} is not a multiple of the logits tile's {config.logits.v_block}"

@@ -40,7 +40,9 @@ class TileSkip(Recompute):
         """Say why the config cannot run here, or None if it can."""
         if config.tolerance is None:
             return "tile_skip needs a tolerance, the least probability of a token in a kept tile"
-        if reason := _reject_problem(problem) or super().reject(config, problem, device):
+        if reason := stored.reject_numerators(self.name, problem):
+            return reason
+        if reason := super().reject(config, problem, device):
             return reason
         if device.kind != "cuda":
             return None
@@ -114,7 +116,7 @@ class TileSkip(Recompute):
         given = losses.coefficients(inputs, statistics, row_weight, loss)
         found = factors(chosen.inputs, merged.total, statistics, given, loss)
         keep = kernels.tile_sums(
-            e, layout, sums[0], sums[1], merged, _label_numerators(label_logit, merged),
+            e, layout, sums[0], sums[1], merged, _label_exponentials(label_logit, merged),
             chosen.inputs.target, row_weight, config.tolerance,
         )  # fmt: skip
         del sums
@@ -144,7 +146,7 @@ class TileSkip(Recompute):
         return statistics, Gradients(dx, dw, db)
 
 
-def _label_numerators(label_logit: Tensor, merged: Merged) -> Tensor:  # [n]
+def _label_exponentials(label_logit: Tensor, merged: Merged) -> Tensor:  # [n]
     """2^(t - R) of each row's label, 0 where there is none."""
     e = torch.exp2(label_logit * math.log2(math.e) - merged.reference)
     return torch.where(label_logit.isnan(), 0.0, e)
@@ -153,15 +155,6 @@ def _label_numerators(label_logit: Tensor, merged: Merged) -> Tensor:  # [n]
 def _layout(config: Config, tokens: int, vocab: int) -> Layout:
     rows, columns = config.dx or PLAIN_TILE, config.logits or PLAIN_TILE
     return Layout(tokens, vocab, rows.n_block, columns.v_block)
-
-
-def _reject_problem(problem: Problem) -> str | None:
-    if problem.dtype == "float16":
-        return "tile_skip keeps exponentials, for which float16 has too few exponents"
-    unknown = {"softcap", "label_smoothing", "statistics"} & set(problem.features)
-    if unknown and problem.mode != "eval":
-        return f"tile_skip knows no {', '.join(sorted(unknown))}"
-    return None
 
 
 def skipping_config(tolerance: float, config: Config | None, workspace_limit: int | None) -> Config:
