@@ -56,16 +56,15 @@ def load(arguments: argparse.Namespace) -> tuple[Any, Any]:
         return model, AutoTokenizer.from_pretrained(**source)
 
 
-def batches(tokenizer: Any, arguments: argparse.Namespace) -> Tensor:
+def batches(tokenizer: Any, steps: int, sequences: int, length: int) -> Tensor:
     """Consecutive windows of the text: ids [steps, sequences, length]."""
-    needed = arguments.steps * arguments.sequences * arguments.length
+    needed = steps * sequences * length
     text = collect(12 * needed).text  # a token is a few bytes
     pieces = [text[start : start + 20_000] for start in range(0, len(text), 20_000)]
     ids = [i for piece in pieces for i in tokenizer(piece, add_special_tokens=False).input_ids]
     if len(ids) < needed:
         raise SystemExit(f"the text has {len(ids)} tokens, {needed} are needed: fewer --steps")
-    shape = (arguments.steps, arguments.sequences, arguments.length)
-    return torch.tensor(ids[:needed]).view(shape)
+    return torch.tensor(ids[:needed]).view(steps, sequences, length)
 
 
 class PeakMemory:
@@ -142,12 +141,18 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    add = parser.add_argument
+def add_weights(parser: argparse.ArgumentParser) -> Any:
+    """Where ``load`` finds a model; the group can take what stands for one."""
     weights = parser.add_mutually_exclusive_group(required=True)
     weights.add_argument("--gguf", type=Path, nargs="+", help="a file, or its parts in order")
     weights.add_argument("--model", type=Path, help="a folder written by save_pretrained")
+    return weights
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add = parser.add_argument
+    add_weights(parser)
     add("--steps", type=int, default=8)
     add("--sequences", type=int, default=2)
     add("--length", type=int, default=256)
@@ -164,7 +169,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = arguments.device or default_device()
     model, tokenizer = load(arguments)
     model.to(device)
-    data = batches(tokenizer, arguments).to(device)
+    given = arguments
+    data = batches(tokenizer, given.steps, given.sequences, given.length).to(device)
     weights = {name: value.to("cpu", copy=True) for name, value in model.state_dict().items()}
     runs = {}
     patches = {"transformers": contextlib.nullcontext(), "with apply": applied(model)}

@@ -25,7 +25,7 @@ from comparison import Comparison, Contestant, forward_backward
 from environment import default_device, describe, write_json
 from implementations import Implementation, ours, ours_from_configs
 from measure import GIB, Deadline, release
-from real_weights import batches, load
+from real_weights import add_weights, batches, load
 from torch import Tensor
 
 from flce_tune.kernels import strategies
@@ -40,9 +40,7 @@ SCHEMA = "flce-tune-trained/1"
 def states(arguments: argparse.Namespace, device: torch.device) -> Inputs:
     """Hidden states of a model over text, its head, and the labels."""
     model, tokenizer = load(arguments)
-    arguments.steps, arguments.length = 1, 513
-    arguments.sequences = -(-arguments.tokens // 512)
-    ids = batches(tokenizer, arguments)[0].to(device)
+    ids = batches(tokenizer, 1, -(-arguments.tokens // 512), 513)[0].to(device)
     model.to(device).eval()
     hidden = [model.model(part[:, :-1]).last_hidden_state for part in ids.split(4)]
     x = torch.cat(hidden).flatten(0, 1)[: arguments.tokens]
@@ -138,10 +136,9 @@ def table(found: dict[str, Any]) -> str:
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
-    data = parser.add_mutually_exclusive_group(required=True)
-    data.add_argument("--gguf", type=Path, nargs="+", help="a file, or its parts in order")
-    data.add_argument("--model", type=Path, help="a folder written by save_pretrained")
-    data.add_argument("--untrained", help="N,D,V of flat logits instead of a model's")
+    add_weights(parser).add_argument(
+        "--untrained", help="N,D,V of flat logits instead of a model's"
+    )
     add("--tokens", type=int, default=4096)
     add("--repeat-hidden", type=int, default=1, help="copies of the hidden size, side by side")
     add("--tolerances", default="1e-3,3e-4,1e-4,3e-5")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from exactness import assert_as_exact
 from gpu import needs_gpu
+from kept_tiles import share, watch
 from loss_cases import expect, hold, make, run, trained
 
 from flce_tune.kernels import strategies
@@ -30,16 +31,8 @@ def default():
 
 @pytest.fixture
 def kept(monkeypatch):
-    """The share of tiles each call keeps."""
-    shares, decide = [], skipping.tile_sums
-
-    def counting(*arguments):
-        keep = decide(*arguments)
-        shares.append(float(keep.float().mean()))
-        return keep
-
-    monkeypatch.setattr(skipping, "tile_sums", counting)
-    return shares
+    """The tiles each call keeps."""
+    return watch(monkeypatch, skipping)
 
 
 @pytest.mark.parametrize("features", [(), KNOWN], ids=["plain", "all options"])
@@ -64,7 +57,7 @@ def test_what_is_left_out_is_most_of_it_and_changes_little(kept, tokens, wide):
         run(linear_cross_entropy, case, config=replace(config, tolerance=tolerance))
         for tolerance in (1e-30, 1e-4)
     )
-    assert kept[1] < 0.5 < kept[0]
+    assert share(kept[1]) < 0.5 < share(kept[0])
     assert torch.equal(ours["loss"], exact["loss"])
     for name in ("x", "weight"):
         true = truth[name].double()

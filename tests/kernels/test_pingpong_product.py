@@ -31,15 +31,6 @@ ROWS, N_BLOCK, GROUP = 8, 32, 2
 SUMS = {"once": (False, True), "first": (False, False), "next": (True, False), "last": (True, True)}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Each of the emulator's threads would start as many of its own."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def split(value):
     """Upper 16 bits and the next 8 of float32, rounded to nearest, as integers."""
     bits = value.view(torch.int32).long()
