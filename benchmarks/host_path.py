@@ -17,52 +17,25 @@ import pstats
 import sys
 import time
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import torch
-import triton.compiler.compiler
 from cases import Shape, make_inputs
 from comparison import forward_backward
 from implementations import plain_loss
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from flce_tune import linear_cross_entropy
 from flce_tune.kernels.problem import Device
 from flce_tune.kernels.triton import backend as triton_backend
+from flce_tune.sweep.absent import AbsentDriver
 
 H200 = Device("cuda", "NVIDIA H200", (9, 0), 132, 232448, 150109880320)
 
 
-class NoGpu:
-    """Triton's view of a GPU that can be compiled for, and nothing else."""
-
-    utils = SimpleNamespace(get_device_properties=lambda _: {"max_shared_mem": 232448})
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-
 def pretend() -> None:
     """Take the GPU's path for CPU tensors, in this process, for good."""
-    driver.set_active(NoGpu())
-
-    def ready(kernel: Any) -> None:
-        kernel.module, kernel.function = object(), 1
-        kernel._run = lambda *_: None
-
-    triton.compiler.compiler.CompiledKernel._init_handles = ready
+    driver.set_active(AbsentDriver(H200))
     for module in [m for name, m in sys.modules.items() if name.startswith("flce_tune.kernels")]:
         for name, value in (
             ("has_kernels", lambda tensor: True),

@@ -113,7 +113,7 @@ def epilogue(WHICH: gl.constexpr, raw, given, row, tile_v, out_desc, staging, ta
     """Of raw logits [ROWS, V_BLOCK]: store the numerators, their references and sums."""
     _, tile_reference_ptr, tile_total_ptr, factor = tables
     n, _, width, block_rows = sizes
-    parts = strips(inside(raw, tile_v, width, EVEN))
+    parts = strips(inside(raw, tile_v, width, EVEN), STORE_WIDTH)
     largest = largest_of(parts) * factor
     own = gl.maximum(gl.ceil(largest), BOTTOM, propagate_nan=tl.PropagateNan.ALL)
     reference = gl.where(largest <= given + BITS, given, own)

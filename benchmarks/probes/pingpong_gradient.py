@@ -48,7 +48,7 @@ def gradient_epilogue(
     if SLAB:
         place += column // SLAB * block_rows
         column %= SLAB
-    parts = strips(raw)
+    parts = strips(raw, STORE_WIDTH)
     g = gradient_strip(parts[0], given, factor)
     for i in gl.static_range(len(parts)):
         if n > i - len(parts):  # always true: see ``pingpong.epilogue``

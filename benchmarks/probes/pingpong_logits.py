@@ -38,7 +38,7 @@ def logits_epilogue(
     max_ptr, total_ptr, scale = tables
     n, _, width, _ = sizes
     factor = scale * LOG2E
-    parts = strips(inside(raw, tile_v, width, EVEN))
+    parts = strips(inside(raw, tile_v, width, EVEN), STORE_WIDTH)
     m = largest_of(parts)
     if STORE:
         m = m.to(out_desc.dtype).to(gl.float32)

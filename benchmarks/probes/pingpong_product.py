@@ -37,7 +37,7 @@ FLOPs 2·M·N·K. Bytes beyond the operands, per element: 6 with an earlier sum,
 from __future__ import annotations
 
 from pingpong import CONSUMER_REGISTERS, PRODUCER_REGISTERS, tile_position
-from pingpong_strips import halves
+from pingpong_strips import strips
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -149,16 +149,6 @@ def multiply(acc, rings, barriers, first_step, begin, end, WHICH: gl.constexpr,
         tma.store_wait(0)
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=step > 0)
     return acc
-
-
-@gluon.jit
-def strips(values, WIDTH: gl.constexpr):
-    """All columns, WIDTH at a time."""
-    left, right = halves(values)
-    if values.shape[1] == 2 * WIDTH:
-        return left, right
-    else:  # noqa: RET505 Triton would trace what follows
-        return strips(left, WIDTH) + strips(right, WIDTH)
 
 
 @gluon.jit

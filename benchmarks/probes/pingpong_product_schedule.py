@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from pingpong_product import pingpong_product_kernel
+from pingpong_schedule import descriptor
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flce_tune.kernels.triton.arguments import cdiv
 
@@ -32,13 +30,6 @@ class ProductSchedule:
     def __str__(self) -> str:
         size = f"{M_BLOCK}×{N_BLOCK}×{self.k_block}"
         return f"product {size} s{self.stages} lead {self.lead} g{self.group}"
-
-
-def descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
-    """Describe a 2-D tensor to the copy engine, with the layout its tiles have in shared memory."""
-    dtype = {torch.bfloat16: gl.bfloat16, torch.uint8: gl.uint8}[tensor.dtype]
-    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-    return TensorDescriptor.from_tensor(tensor, block, layout)
 
 
 def arguments(

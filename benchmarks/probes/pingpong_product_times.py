@@ -10,19 +10,15 @@ GEMM by a process of its own.
 from __future__ import annotations
 
 import argparse
-import json
-import random
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from pingpong_product_schedule import ProductSchedule, arguments, launch
-from pingpong_times import rows_of
+from pingpong_race import Timing, check_all, on_hopper, race, time_all
 from torch import Tensor
 
 from flce_tune.kernels.config import Tile
@@ -70,7 +66,6 @@ GEMMS = tuple(
     for name in ("dW", "dX")
 )
 CHECKS = ((8192, 4096, 64), (4096, 2048, 320), (1000, 1040, 333), (333, 200, 1000), (100, 40, 24))
-CHECKS_AT_ONCE = 8
 
 
 def padded(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -156,7 +151,7 @@ class Check:
 
 
 def time_gemm(gemm: Gemm, schedules: Sequence[ProductSchedule], deadline: Deadline) -> None:
-    """Print a JSON line per sample, so that a kernel that hangs costs only what follows."""
+    """Print a JSON line per sample of every schedule, of the Triton kernel and of cuBLAS."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def normal(*size: int) -> Tensor:
@@ -169,7 +164,6 @@ def time_gemm(gemm: Gemm, schedules: Sequence[ProductSchedule], deadline: Deadli
     out = torch.zeros(m, n, dtype=torch.bfloat16, device="cuda")
     low = torch.zeros(m, n, dtype=torch.uint8, device="cuda")
     total = torch.zeros(m, n, device="cuda")
-    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     programs = torch.cuda.get_device_properties(0).multi_processor_count
     contraction = "n" if gemm.name == "dW" else "v"
 
@@ -192,59 +186,19 @@ def time_gemm(gemm: Gemm, schedules: Sequence[ProductSchedule], deadline: Deadli
     for schedule in schedules:
         works[f"split24 sum, {schedule}"] = scheduled(schedule, low)
         works[f"written once, {schedule}"] = scheduled(schedule, None)
-    for round in range(12):
-        for name in random.sample(sorted(works), len(works)):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            flush.zero_()
-            start.record()
-            works[name]()
-            end.record()
-            end.synchronize()
-            if round:  # the first one compiles
-                print(json.dumps([name, start.elapsed_time(end)]), flush=True)
-        if deadline.remaining < 0 and round:
-            break
+    race(works, 12, deadline)
 
 
-def child(seconds: float, *words: str) -> tuple[str, str]:
-    """Output of this script with other arguments, and why it failed if it did."""
-    command = [sys.executable, __file__, *words]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1))
-    except subprocess.TimeoutExpired as late:
-        output = (late.stdout or b"").decode()
-        return output, f"killed after {seconds:.0f} s: it hangs, or compiles too long"
-    return done.stdout, "" if done.returncode == 0 else done.stderr[-600:]
-
-
-def check_all(deadline: Deadline, patience: float, which: Sequence[int]) -> dict[int, str]:
-    """Of each schedule: what is wrong, or nothing."""
-
-    def one(index: int) -> str:
-        output, wrong = child(min(patience, deadline.remaining), "--check", str(index))
-        wrong = wrong and f"{wrong} (it had come to {output.splitlines()[-1:]})"
-        print(f"{SCHEDULES[index]}: {wrong or 'correct'}", flush=True)
-        return wrong
-
-    with ThreadPoolExecutor(CHECKS_AT_ONCE) as pool:
-        return dict(zip(which, pool.map(one, which), strict=True))
-
-
-def time_all(deadline: Deadline, right: Sequence[int]) -> dict[str, Any]:
-    """Rows per GEMM, the fastest first; prints them."""
-    gemms: dict[str, Any] = {}
-    for index, gemm in enumerate(GEMMS):
-        seconds = deadline.remaining / (len(GEMMS) - index)
-        output, wrong = child(
-            min(deadline.remaining, 1.5 * seconds), "--time", str(index),
-            "--schedules", *map(str, right), "--time-budget", f"{seconds * 0.7:.0f}",
-        )  # fmt: skip
-        rows = rows_of(output, 2.0 * gemm.chunk * gemm.hidden * gemm.vocab)
-        print(f"\n{gemm} {wrong}")
-        for row in rows:
-            print(f"{row['median_ms']:9.3f} ms {row['tflops']:6.0f} TFLOP/s  {row['name']}")
-        gemms[str(gemm)] = {"rows": rows, "failure": wrong}
-    return gemms
+def timings(right: Sequence[int]) -> list[Timing]:
+    """Each GEMM, for a process of its own."""
+    return [
+        Timing(
+            str(gemm),
+            2.0 * gemm.chunk * gemm.hidden * gemm.vocab,
+            ("--time", str(index), "--schedules", *map(str, right)),
+        )
+        for index, gemm in enumerate(GEMMS)
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -257,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--schedules", type=int, nargs="*", default=[*range(len(SCHEDULES))])
     given = parser.parse_args(argv)
     deadline = Deadline(given.time_budget)
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+    if not on_hopper():
         parser.error("the kernel is for Hopper GPUs, and there is none")
     if given.check is not None:
         for sizes in CHECKS:
@@ -269,13 +223,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.time is not None:
         time_gemm(GEMMS[given.time], [SCHEDULES[i] for i in given.schedules], deadline)
         return 0
-    wrong = check_all(deadline, given.patience, given.schedules)
-    gemms = time_all(deadline, [i for i, reason in wrong.items() if not reason])
+    wrong = check_all(
+        __file__, given.schedules, lambda index: str(SCHEDULES[index]), deadline, given.patience
+    )
+    right = [index for index, reason in wrong.items() if not reason]
     document = {
         "schema": SCHEMA,
         "environment": describe(torch.device("cuda", 0)),
         "checks": {str(SCHEDULES[i]): reason for i, reason in wrong.items()},
-        "gemms": gemms,
+        "gemms": time_all(__file__, timings(right), deadline),
     }
     write_json(given.out, document)
     return 1 if any(wrong.values()) else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from pingpong import STORE_WIDTH
 from torch import Tensor
 from triton.experimental.gluon import language as gl
@@ -45,7 +46,8 @@ class Schedule:
 
 def descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
     """Describe a 2-D tensor to the copy engine, with the layout its tiles have in shared memory."""
-    layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)
+    dtype = {torch.bfloat16: gl.bfloat16, torch.uint8: gl.uint8}[tensor.dtype]
+    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
     return TensorDescriptor.from_tensor(tensor, block, layout)
 
 

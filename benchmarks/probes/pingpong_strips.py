@@ -19,13 +19,13 @@ def halves(values):
 
 
 @gluon.jit
-def strips(values):
-    """All columns, STORE_WIDTH at a time."""
+def strips(values, WIDTH: gl.constexpr):
+    """All columns, WIDTH at a time."""
     left, right = halves(values)
-    if values.shape[1] == 2 * STORE_WIDTH:
+    if values.shape[1] == 2 * WIDTH:
         return left, right
     else:  # noqa: RET505 Triton would trace what follows
-        return strips(left) + strips(right)
+        return strips(left, WIDTH) + strips(right, WIDTH)
 
 
 @gluon.jit

@@ -2,7 +2,7 @@
 
     python compile_pingpong.py FOLDER_OF_THE_KERNEL
 
-Prints one JSON line per kernel: shared memory, its estimate, bytes of stack a thread (spills),
+Prints one JSON line per kernel: shared memory, its estimate, registers that a thread spills,
 registers by ``setmaxnreg``, and how the tensor cores' waits are spread.
 """
 
@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
-import tempfile
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+
+from flce_tune.kernels.problem import Device
+from flce_tune.sweep.absent import AbsentDriver
+from flce_tune.sweep.resources import usage
 
 sys.path.insert(0, sys.argv[1])
 from pingpong import pingpong_kernel
@@ -27,22 +26,7 @@ from pingpong_gradient import pingpong_gradient_kernel
 from pingpong_logits import pingpong_logits_kernel
 from pingpong_schedule import Schedule, arguments
 
-SHARED_MEMORY = 232448
-
-
-class NoGpu:
-    """Triton's view of a GPU that can be compiled for, and nothing else."""
-
-    utils = SimpleNamespace(get_device_properties=lambda _: {"max_shared_mem": SHARED_MEMORY})
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+HOPPER = AbsentDriver(Device("cuda", "a Hopper GPU", (9, 0), 132, 232448, 1 << 36))
 
 
 def compiled(name: str, schedule: Schedule, width: int, store: bool, bias: bool) -> Any:
@@ -60,18 +44,21 @@ def compiled(name: str, schedule: Schedule, width: int, store: bool, bias: bool)
     return kernel.warmup(*given, grid=(1,), num_warps=4)
 
 
-def stack(cubin: bytes) -> int:
-    """Bytes a thread has in local memory."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        tool = triton.knobs.nvidia.cuobjdump.path
-        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True)
-    return sum(int(size) for size in re.findall(r"(?:STACK|LOCAL):(\d+)", usage.stdout))
+def told(kernel: Any, schedule: Any) -> dict[str, Any]:
+    """What a compiled kernel takes, JSON-ready."""
+    ptx = kernel.asm["ptx"]
+    return {
+        "schedule": str(schedule),
+        "shared": kernel.metadata.shared,
+        "estimate": schedule.shared_memory,
+        "stack": usage(kernel.asm["cubin"])[1],
+        "registers": sorted(set(map(int, re.findall(r"setmaxnreg.inc.*?(\d+);", ptx)))),
+        "waits": re.findall(r"wgmma.wait_group.sync.aligned (\d)", ptx),
+    }
 
 
 def main() -> None:
-    driver.set_active(NoGpu())
+    driver.set_active(HOPPER)
     shared = Schedule(64, 256, 64, 4, shared=True, lead=3)
     cases = [
         ("numerators", shared, 8192, True, False),
@@ -80,18 +67,7 @@ def main() -> None:
     ]
     for name, schedule, *rest in cases:
         kernel = compiled(name, schedule, *rest)
-        row = {
-            "kernel": name,
-            "schedule": str(schedule),
-            "shared": kernel.metadata.shared,
-            "estimate": schedule.shared_memory,
-            "stack": stack(kernel.asm["cubin"]),
-            "registers": sorted(
-                set(map(int, re.findall(r"setmaxnreg.inc.*?(\d+);", kernel.asm["ptx"])))
-            ),
-            "waits": re.findall(r"wgmma.wait_group.sync.aligned (\d)", kernel.asm["ptx"]),
-        }
-        print(json.dumps(row), flush=True)
+        print(json.dumps({"kernel": name, **told(kernel, schedule)}), flush=True)
 
 
 if __name__ == "__main__":

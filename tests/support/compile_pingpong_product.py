@@ -2,18 +2,17 @@
 
     python compile_pingpong_product.py FOLDER_OF_THE_KERNEL [CASE...]
 
-Prints one JSON line per case: shared memory, its estimate, bytes of stack a thread (spills),
+Prints one JSON line per case: shared memory, its estimate, registers that a thread spills,
 registers by ``setmaxnreg``, and how the tensor cores' waits are spread.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 
 import torch
-from compile_pingpong import NoGpu, stack
+from compile_pingpong import HOPPER, told
 from pingpong_product import pingpong_product_kernel
 from pingpong_product_schedule import ProductSchedule, arguments
 from triton.runtime import driver
@@ -32,7 +31,7 @@ CASES = (
 
 
 def main() -> None:
-    driver.set_active(NoGpu())
+    driver.set_active(HOPPER)
     m, n, k = 512, 512, 1024
     for which in map(int, sys.argv[2:] or range(len(CASES))):
         schedule, transposed, split, prior, last = CASES[which]
@@ -41,17 +40,7 @@ def main() -> None:
         extra = torch.empty(m, n, dtype=torch.uint8) if split else None
         given = arguments(schedule, a, b, out, extra, prior, last)
         kernel = pingpong_product_kernel.warmup(*given, grid=(1,), num_warps=4)
-        row = {
-            "schedule": str(schedule),
-            "case": CASES[which][1:],
-            "shared": kernel.metadata.shared,
-            "estimate": schedule.shared_memory,
-            "stack": stack(kernel.asm["cubin"]),
-            "registers": sorted(
-                set(map(int, re.findall(r"setmaxnreg.inc.*?(\d+);", kernel.asm["ptx"])))
-            ),
-            "waits": re.findall(r"wgmma.wait_group.sync.aligned (\d)", kernel.asm["ptx"]),
-        }
+        row = {"case": CASES[which][1:], **told(kernel, schedule)}
         print(json.dumps(row), flush=True)
 
 
