@@ -7,18 +7,25 @@ predicate, shared by the tuner and the dispatcher.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from flce_tune.errors import InvalidConfigError
 
 Accumulator = Literal["fp32", "split24", "weight_dtype"]
 ACCUMULATORS: tuple[Accumulator, ...] = ("fp32", "split24", "weight_dtype")
+Schedule = Literal["compiler", "ping_pong", "shared"]
+SCHEDULES: tuple[Schedule, ...] = ("compiler", "ping_pong", "shared")
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How one Triton kernel cuts its work: a tile is N_BLOCK tokens × V_BLOCK × D_BLOCK."""
+    """How one Triton kernel cuts its work: a tile is N_BLOCK tokens × V_BLOCK × D_BLOCK.
+
+    ``schedule`` says who orders its work: Triton's compiler, or a kernel of ``kernels.hopper``,
+    where two groups of four warps multiply a tile each in turn (``ping_pong``), or half of the
+    rows of each tile (``shared``).
+    """
 
     n_block: int  # N_BLOCK
     v_block: int  # V_BLOCK
@@ -26,19 +33,36 @@ class Tile:
     num_warps: int = 8
     num_stages: int = 3
     group: int = 8  # output tiles that share an operand are visited in groups of this many
+    schedule: Schedule = "compiler"
+
+    @property
+    def compiled(self) -> Tile:
+        """The same tile, scheduled by the compiler, which has room for fewer stages."""
+        if self.schedule == "compiler":
+            return self
+        return replace(self, schedule="compiler", num_stages=min(self.num_stages, 3))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; the schedule only where it is not the compiler's."""
+        full = asdict(self)
+        if self.schedule == "compiler":
+            del full["schedule"]
+        return full
 
     def to_json(self) -> str:
-        """All fields."""
+        """``to_dict`` as JSON."""
+        schedule = "" if self.schedule == "compiler" else f', "schedule": "{self.schedule}"'
         return (
             f'{{"n_block": {self.n_block}, "v_block": {self.v_block}, "d_block": {self.d_block}, '
             f'"num_warps": {self.num_warps}, "num_stages": {self.num_stages}, '
-            f'"group": {self.group}}}'
+            f'"group": {self.group}{schedule}}}'
         )
 
     def __str__(self) -> str:
+        schedule = "" if self.schedule == "compiler" else f" {self.schedule.replace('_', '-')}"
         return (
             f"{self.n_block}×{self.v_block}×{self.d_block}"
-            f" w{self.num_warps} s{self.num_stages} g{self.group}"
+            f" w{self.num_warps} s{self.num_stages} g{self.group}{schedule}"
         )
 
 
@@ -62,8 +86,12 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, without the fields that are at their defaults."""
-        full = asdict(self)
-        return {f.name: full[f.name] for f in fields(self) if full[f.name] != f.default}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {
+            f.name: value.to_dict() if isinstance(value, Tile) else value
+            for f in fields(self)
+            if (value := values[f.name]) != f.default
+        }
 
     def to_json(self) -> str:
         """``to_dict`` as JSON. By hand: torch.compile traces this, and json not."""
@@ -126,7 +154,10 @@ def _tile_from_dict(name: str, data: object) -> Tile:
     if not isinstance(data, Mapping) or not {"n_block", "v_block", "d_block"} <= set(data) <= known:
         raise InvalidConfigError(f"{name} must be a tile with fields {sorted(known)}, got {data!r}")
     for key, value in data.items():
-        _require_positive_int(f"{name}.{key}", value)
+        if key != "schedule":
+            _require_positive_int(f"{name}.{key}", value)
+        elif value not in SCHEDULES:
+            raise InvalidConfigError(f"{name}.schedule must be one of {SCHEDULES}, got {value!r}")
     return Tile(**data)
 
 

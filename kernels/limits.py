@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib.metadata
+
 from flce_tune.kernels.config import Tile
 from flce_tune.kernels.problem import Device, Problem
 
 TENSOR_CORE_DTYPES = ("bfloat16", "float16")
 ALIGNMENT = 16
 """Bytes: row strides and addresses the copy engine accepts are multiples of it."""
+HAND_STRIP = 64
+"""Columns that kernels scheduled by hand store at a time: 128 bytes, a swizzle's reach."""
+HAND_UNKNOWN = frozenset({"softcap", "label_smoothing", "statistics"})
+"""Features that kernels scheduled by hand have no epilogues for."""
+HAND_TRITON = (3, 6)
+"""The first Triton whose Gluon has what kernels scheduled by hand use."""
 SUM_STRIP = 64
 """Columns of a sum exchanged at a time. For 128×256 tiles on sm_90, 32 columns spill nothing, 64
 spill up to 464 bytes, 128 up to 2024; 64 is fastest, as narrower strips wait for memory more."""
@@ -33,8 +43,12 @@ def shared_memory(tile: Tile, contraction: str, itemsize: int, accumulator: str 
     """Bound shared memory per block in bytes: the pipeline, and what the epilogue stores.
 
     An output tile is stored whole; sums are exchanged a strip of SUM_STRIP columns at a time. The
-    rest is barriers and row statistics.
+    rest is barriers and row statistics. Tiles scheduled by hand are stored in strips, through four
+    small buffers, or through their pipeline's.
     """
+    if tile.schedule != "compiler":
+        strips = 4 * consumer_rows(tile) * HAND_STRIP * itemsize if contraction == "d" else 0
+        return tile.num_stages * operand_bytes(tile, contraction, itemsize) + strips + 1024
     if accumulator:
         rows = tile.n_block if contraction == "v" else tile.v_block
         store = rows * min(SUM_STRIP, tile.d_block) * 4
@@ -42,6 +56,11 @@ def shared_memory(tile: Tile, contraction: str, itemsize: int, accumulator: str 
         store = output_elements(tile, contraction) * itemsize
     rest = 1024 + 8 * max(tile.n_block, tile.v_block)
     return tile.num_stages * operand_bytes(tile, contraction, itemsize) + store + rest
+
+
+def consumer_rows(tile: Tile) -> int:
+    """Rows of a tile of logits that one of two groups of warps computes."""
+    return tile.n_block // 2 if tile.schedule == "shared" else tile.n_block
 
 
 def programs_per_sm(tile: Tile, itemsize: int, device: Device, contraction: str = "d") -> int:
@@ -72,6 +91,10 @@ def reject_tile(
     for name, size in blocks.items():
         if size & (size - 1) or not 16 <= size <= 256:
             return f"{name} must be a power of two in [16, 256], got {size}"
+    if tile.schedule != "compiler" and (
+        reason := _reject_schedule(tile, contraction, problem, device)
+    ):
+        return reason
     if tile.num_warps not in (2, 4, 8, 16):
         return f"num_warps must be 2, 4, 8 or 16, got {tile.num_warps}"
     if not 1 <= tile.num_stages <= 8:
@@ -82,6 +105,8 @@ def reject_tile(
             f"hidden {problem.hidden} is {problem.hidden * problem.itemsize} bytes"
         )
     per_thread = output_elements(tile, contraction) // (32 * tile.num_warps)
+    if tile.schedule == "ping_pong":
+        per_thread *= 2  # each group of warps has a tile of its own
     if per_thread > 128:
         return f"the accumulator needs {per_thread} registers a thread, at most 128 fit"
     needed = shared_memory(tile, contraction, problem.itemsize, accumulator)
@@ -90,3 +115,37 @@ def reject_tile(
             f"needs {needed} bytes of shared memory, a block has {device.shared_memory_per_block}"
         )
     return None
+
+
+def _reject_schedule(tile: Tile, contraction: str, problem: Problem, device: Device) -> str | None:
+    """Say why a tile cannot be scheduled by hand, or None."""
+    what = f"a {tile.schedule} tile"
+    if device.capability != (9, 0):
+        return f"{what} needs compute capability 9.0, this is {device.capability}"
+    if _triton() < HAND_TRITON:
+        return f"{what} needs Triton {HAND_TRITON}, this is {_triton()}"
+    if problem.dtype != "bfloat16":
+        return f"{what} multiplies bfloat16 only, the problem is {problem.dtype}"
+    if tile.num_warps != 8:
+        return f"{what} has 8 warps, got {tile.num_warps}"
+    if contraction != "d":
+        return f"{what} computes logits only, got contraction {contraction}"
+    if unknown := HAND_UNKNOWN.intersection(problem.features):
+        return f"{what} knows no {', '.join(sorted(unknown))}"
+    rows = consumer_rows(tile)
+    if rows not in (64, 128) or tile.v_block < 2 * HAND_STRIP or rows * tile.v_block > 1 << 14:
+        return f"{what} has 64 rows × 128 or 256 columns a group of warps, or 128 × 128"
+    if tile.d_block not in (32, 64):
+        return f"{what} has a d_block of 32 or 64, got {tile.d_block}"
+    if tile.num_stages < 2:
+        return f"{what} has at least 2 stages, got {tile.num_stages}"
+    return None
+
+
+@functools.cache
+def _triton() -> tuple[int, ...]:
+    """Major and minor version of the installed Triton, (0,) without one."""
+    for distribution in ("triton", "pytorch-triton"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return tuple(map(int, importlib.metadata.version(distribution).split(".")[:2]))
+    return (0,)

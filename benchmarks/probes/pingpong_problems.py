@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from pingpong import pingpong_kernel
-from pingpong_gradient import pingpong_gradient_kernel
-from pingpong_logits import pingpong_logits_kernel
 from pingpong_schedule import Schedule, arguments, launch
 from torch import Tensor
 
 from flce_tune.kernels.config import Tile
+from flce_tune.kernels.hopper.gradient import gradient_kernel
+from flce_tune.kernels.hopper.logits import logits_kernel
+from flce_tune.kernels.hopper.numerators import numerators_kernel
 from flce_tune.kernels.numerators import HEADROOM, padded
 from flce_tune.kernels.triton import backend
 from flce_tune.kernels.triton import logits as logits_gemm
@@ -139,7 +139,7 @@ class Numerators:
         """The hand-scheduled kernel."""
         self.ours = self.data.tables(schedule.v_block)
         out, tables = self.data.blocks if store else None, (self.reference, *self.ours)
-        return self.data.work(pingpong_kernel, schedule, out, tables, SLAB, BITS)
+        return self.data.work(numerators_kernel, schedule, out, tables, SLAB, BITS)
 
     def compiled(self, store: bool = True) -> Run:
         """The Triton kernel."""
@@ -199,7 +199,7 @@ class Gradient:
         data = self.data
         tables = (data.inputs.target, self.lse, self.a, self.b)
         out, slab = (data.blocks, SLAB) if blocks else (data.matrix, 0)
-        return data.work(pingpong_gradient_kernel, schedule, out, tables, slab, data.width, SCALE)
+        return data.work(gradient_kernel, schedule, out, tables, slab, data.width, SCALE)
 
     def compiled(self, store: bool = True) -> Run:
         """The Triton kernel."""
@@ -240,7 +240,7 @@ class Logits:
         """The hand-scheduled kernel."""
         self.ours = self.data.tables(schedule.v_block)
         out = self.data.matrix if store else None
-        return self.data.work(pingpong_logits_kernel, schedule, out, self.ours, 0, SCALE)
+        return self.data.work(logits_kernel, schedule, out, self.ours, 0, SCALE)
 
     def compiled(self, store: bool = True) -> Run:
         """The Triton kernel."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pingpong_product import pingpong_product_kernel
-from pingpong_schedule import descriptor
 from torch import Tensor
 
+from flce_tune.kernels.hopper.launch import descriptor
+from flce_tune.kernels.hopper.product import product_kernel
 from flce_tune.kernels.triton.arguments import cdiv
 
 M_BLOCK, N_BLOCK = 128, 256
@@ -57,4 +57,4 @@ def arguments(
 def launch(given: tuple[object, ...], m: int, n: int, programs: int) -> None:
     """Run on as many multiprocessors, with what ``arguments`` made."""
     tiles = cdiv(m, M_BLOCK) * cdiv(n, N_BLOCK)
-    pingpong_product_kernel[(min(tiles, programs),)](*given, num_warps=4)
+    product_kernel[(min(tiles, programs),)](*given, num_warps=4)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from pingpong import STORE_WIDTH
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from flce_tune.kernels.hopper.launch import descriptor
+from flce_tune.kernels.limits import HAND_STRIP
 from flce_tune.kernels.triton.arguments import cdiv
 
 
@@ -35,20 +33,13 @@ class Schedule:
     def shared_memory(self) -> int:
         """Bytes; the barriers and what the compiler adds are less than 1 KiB."""
         ring = self.stages * (self.n_block + self.v_block) * self.d_block
-        return 2 * (ring + 4 * self.rows * STORE_WIDTH.value) + 1024
+        return 2 * (ring + 4 * self.rows * HAND_STRIP) + 1024
 
     def __str__(self) -> str:
         kind = "shared" if self.shared else "ping-pong"
         size = f"{self.n_block}×{self.v_block}×{self.d_block}"
         lead = f" lead {self.lead}" if self.shared else ""
         return f"{kind} {size} s{self.stages}{lead} g{self.group}"
-
-
-def descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
-    """Describe a 2-D tensor to the copy engine, with the layout its tiles have in shared memory."""
-    dtype = {torch.bfloat16: gl.bfloat16, torch.uint8: gl.uint8}[tensor.dtype]
-    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-    return TensorDescriptor.from_tensor(tensor, block, layout)
 
 
 def arguments(
@@ -64,7 +55,7 @@ def arguments(
 ) -> tuple[object, ...]:
     """All arguments of a kernel."""
     (n, hidden), width = x.shape, len(weight)
-    strip = [schedule.rows, STORE_WIDTH.value]
+    strip = [schedule.rows, HAND_STRIP]
     return (
         descriptor(x, [schedule.n_block, schedule.d_block]),
         descriptor(weight, [schedule.v_block, schedule.d_block]),

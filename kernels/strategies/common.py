@@ -28,6 +28,8 @@ GEMMS = {"logits": "d", "dx": "v", "dw": "n"}
 
 TILES: dict[str, tuple[Tile, ...]] = {
     "logits": (
+        Tile(128, 128, 64, num_warps=8, num_stages=5, group=16, schedule="ping_pong"),
+        Tile(128, 256, 64, num_warps=8, num_stages=4, group=16, schedule="shared"),
         Tile(128, 256, 64, num_warps=8, num_stages=3, group=16),
         Tile(128, 256, 64, num_warps=8, num_stages=3, group=8),
         Tile(128, 256, 64, num_warps=8, num_stages=3, group=32),
@@ -52,7 +54,7 @@ TILES: dict[str, tuple[Tile, ...]] = {
         Tile(32, 128, 128, num_warps=4, num_stages=3, group=8),
     ),
 }
-"""Per GEMM, the preferred tile of Hopper first; small ones at the end fit every GPU."""
+"""Per GEMM, the preferred tiles of Hopper first; small ones at the end fit every GPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,17 @@ def tiled_slab_gradient(
 ) -> None:
     """Write G of a slab, but for the labels' entries."""
     (n, hidden), width = inputs.x.shape, slab.vocab
+    flags = gradient_flags(inputs, coefficients, loss)
+    if tile.schedule != "compiler":
+        if not (flags["HAS_SOFTCAP"] or flags["HAS_C"] or flags["HAS_E"]):
+            from flce_tune.kernels.hopper.launch import launch_gradient
+
+            launch_gradient(
+                slab, inputs.vocab, stats, coefficients, loss_scalars(loss)[0], out, block_rows,
+                tile,
+            )  # fmt: skip
+            return
+        tile = tile.compiled
     logits_gemm.slab_gradient_kernel[logits_grid(tile, n, width, inputs.x)](
         descriptor(inputs.x, [tile.n_block, tile.d_block]),
         descriptor(slab.weight, [tile.v_block, tile.d_block]),
@@ -175,7 +186,7 @@ def tiled_slab_gradient(
         SLAB=out.shape[1] if block_rows else 0,
         HAS_BIAS=slab.bias is not None,
         HAS_SCALE=loss.logit_scale is not None,
-        **gradient_flags(inputs, coefficients, loss),
+        **flags,
     )
 
 
@@ -215,8 +226,7 @@ def target_gradients(
 def _tiled_logits(
     inputs: Inputs, loss: LossSpec, wanted: Wanted, out: Tensor | None, tile: Tile
 ) -> Statistics:
-    n, hidden = inputs.x.shape
-    vocab = inputs.weight.shape[0]
+    n, vocab = len(inputs.x), inputs.vocab
     tiles = cdiv(vocab, tile.v_block)
     result = empty_statistics(n, inputs.x.device, loss, wanted)
 
@@ -228,27 +238,8 @@ def _tiled_logits(
     tile_moment = per_tile(wanted.entropy)
     tile_best = per_tile(wanted.prediction, torch.int32)
     flags = statistics_flags(inputs, loss, wanted)
-    logits_gemm.logits_kernel[logits_grid(tile, n, vocab, inputs.x)](
-        descriptor(inputs.x, [tile.n_block, tile.d_block]),
-        descriptor(inputs.weight, [tile.v_block, tile.d_block]),
-        None if out is None else descriptor(out, [tile.n_block, tile.v_block]),
-        inputs.bias,
-        inputs.class_weight,
-        tile_max,
-        tile_total,
-        tile_sum,
-        tile_moment,
-        tile_best,
-        n,
-        hidden,
-        vocab,
-        *loss_scalars(loss),
-        **tile_arguments(tile),
-        STORE=out is not None,
-        EVEN=vocab % tile.v_block == 0,
-        HAS_BIAS=inputs.bias is not None,
-        **flags,
-    )
+    tables = (tile_max, tile_total, tile_sum, tile_moment, tile_best)
+    _launch_logits(inputs, loss, flags, out, tables, tile)
     row_block = 16
     rows.merge_kernel[(cdiv(n, row_block),)](
         tile_max,
@@ -271,6 +262,42 @@ def _tiled_logits(
     )
     target_logits(inputs, loss, out, result.target_logit)
     return result
+
+
+def _launch_logits(
+    inputs: Inputs,
+    loss: LossSpec,
+    flags: dict[str, bool],
+    out: Tensor | None,
+    tables: tuple[Tensor | None, ...],  # each [tiles, n]
+    tile: Tile,
+) -> None:
+    (n, hidden), vocab = inputs.x.shape, inputs.vocab
+    if tile.schedule != "compiler":
+        others = ("HAS_SOFTCAP", "WANT_SUM", "WANT_MEAN", "WANT_PREDICTION")
+        if not any(flags[name] for name in others):
+            from flce_tune.kernels.hopper.launch import launch_logits
+
+            launch_logits(inputs, out, tables[:2], loss_scalars(loss)[0], tile)
+            return
+        tile = tile.compiled
+    logits_gemm.logits_kernel[logits_grid(tile, n, vocab, inputs.x)](
+        descriptor(inputs.x, [tile.n_block, tile.d_block]),
+        descriptor(inputs.weight, [tile.v_block, tile.d_block]),
+        None if out is None else descriptor(out, [tile.n_block, tile.v_block]),
+        inputs.bias,
+        inputs.class_weight,
+        *tables,
+        n,
+        hidden,
+        vocab,
+        *loss_scalars(loss),
+        **tile_arguments(tile),
+        STORE=out is not None,
+        EVEN=vocab % tile.v_block == 0,
+        HAS_BIAS=inputs.bias is not None,
+        **flags,
+    )
 
 
 def target_logits(inputs: Inputs, loss: LossSpec, stored: Tensor | None, into: Tensor) -> None:

@@ -229,6 +229,14 @@ def numerators(
     n, hidden = inputs.x.shape
     width = columns.stop - columns.start
     scale, _ = loss_scalars(loss)
+    factor = scale * math.log2(math.e)
+    if tile.schedule != "compiler":
+        from flce_tune.kernels.hopper.launch import launch_numerators
+
+        launch_numerators(
+            part, out, block_rows, slab, reference, tile_reference, tile_total, factor, tile
+        )
+        return
     numerators_kernel[logits_grid(tile, n, width, inputs.x)](
         descriptor(inputs.x, [tile.n_block, tile.d_block]),
         descriptor(part.weight, [tile.v_block, tile.d_block]),
@@ -241,7 +249,7 @@ def numerators(
         hidden,
         width,
         block_rows,
-        scale * math.log2(math.e),
+        factor,
         **tile_arguments(tile),
         SLAB=slab,
         STORE=out is not None,

@@ -1,7 +1,6 @@
 """GEMMs x·Wᵀ scheduled by hand (Gluon, Hopper): tensor cores do not wait for the epilogue.
 
-``pingpong_kernel`` computes what ``kernels.triton.numerators.numerators_kernel`` does. Kernels of
-other epilogues: ``pingpong_gradient``, ``pingpong_logits``.
+``schedule`` is all of a kernel but its epilogue; see ``numerators``, ``gradient`` and ``logits``.
 
 Algorithm: persistent programs of one producer warp, which copies tiles of x and W into a ring of
 STAGES buffers (TMA), and two consumers of four warps, which multiply them. Barriers per stage say
@@ -19,25 +18,16 @@ one loads what its epilogue needs to know of the rows, before they are multiplie
 its epilogue. A bias takes no registers: the accumulators begin with it.
 
 What bounds the tiles: the accumulators of two consumers, 128 registers a thread each (of 240; the
-producer has 24), and per clock of a multiprocessor that multiplies at its full rate, 4096 FLOP:
-
-    tile, rows a consumer        bytes wgmma reads   bytes TMA writes (and L2 sends)   both, of 128
-    SHARED 128 × 256, 64                 80                        48                      128
-    128 × 128, 128                       96                        64                      160
-    64 × 256, 64                         80                        80                      160
-
-So ping-pong tiles, which no other consumer shares, ask for a third or two more from L2 than
-a Triton kernel's tile does, and for more than shared memory gives. SHARED tiles ask for no more.
-The exponentials of a tile of 128 × 256 take 2048 clocks (16 a clock), its products 16 a unit of D:
-16384 at D = 1024. LEAD · D_BLOCK · 8 clocks of either epilogue are hidden if SHARED.
+producer has 24), and shared memory. Ping-pong tiles of 128 × 128 read a fifth more of it per FLOP
+than SHARED ones of 128 × 256, but hide the whole epilogue, where SHARED ones hide LEAD · D_BLOCK
+· 8 clocks of it. On an H200 ping-pong is the faster for what is stored, SHARED where nothing is;
+see docs/performance.md.
 
 FLOPs and bytes: those of the Triton kernels. Numerics: the same but for the order of sums.
 """
 
 from __future__ import annotations
 
-import triton.language as tl
-from pingpong_strips import STORE_WIDTH, STRIP, copy_out, inside, largest_of, store_rows, strips
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -47,8 +37,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from flce_tune.kernels.hopper.strips import STORE_WIDTH, STRIP
 from flce_tune.kernels.triton import logits
-from flce_tune.kernels.triton.numerators import BITS, BOTTOM
 
 CONSUMER_REGISTERS = gl.constexpr(240)  # a thread; the other consumer gets what is left, 240 too
 PRODUCER_REGISTERS = gl.constexpr(24)
@@ -99,41 +89,6 @@ def multiply(acc, rings, barriers, first_step, begin, end, FIRST_ROW: gl.constex
         acc = warpgroup_mma_wait(1, deps=[acc])  # the step before is done with its stage
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=k > 0)
     return acc
-
-
-@gluon.jit
-def references(rows, tables, n):
-    """The reference that each row is given."""
-    return gl.load(tables[0] + rows, mask=rows < n, other=0.0)
-
-
-@gluon.jit
-def epilogue(WHICH: gl.constexpr, raw, given, row, tile_v, out_desc, staging, tables, sizes,
-             SLAB: gl.constexpr, STORE: gl.constexpr, EVEN: gl.constexpr):  # fmt: skip
-    """Of raw logits [ROWS, V_BLOCK]: store the numerators, their references and sums."""
-    _, tile_reference_ptr, tile_total_ptr, factor = tables
-    n, _, width, block_rows = sizes
-    parts = strips(inside(raw, tile_v, width, EVEN), STORE_WIDTH)
-    largest = largest_of(parts) * factor
-    own = gl.maximum(gl.ceil(largest), BOTTOM, propagate_nan=tl.PropagateNan.ALL)
-    reference = gl.where(largest <= given + BITS, given, own)
-    store_rows(tile_reference_ptr, reference, row, tile_v, n)
-    column = tile_v * raw.shape[1]
-    place = column // SLAB * block_rows + row
-    total = gl.zeros([raw.shape[0]], gl.float32, gl.SliceLayout(1, STRIP))
-    e = gl.exp2(gl.convert_layout(parts[0], STRIP) * factor - reference[:, None])
-    for i in gl.static_range(len(parts)):
-        # Always true, but unknown to the compiler, which keeps the order of basic blocks: left to
-        # itself, it computes all exponentials first, and no copy runs meanwhile.
-        if n > i - len(parts):
-            now = e
-            if i + 1 < len(parts):
-                e = gl.exp2(gl.convert_layout(parts[i + 1], STRIP) * factor - reference[:, None])
-            if STORE:
-                buffer = staging.index(2 * WHICH + i % 2)
-                copy_out(now, buffer, out_desc, place, column % SLAB + i * STORE_WIDTH)
-            total += gl.sum(now, axis=1)
-    store_rows(tile_total_ptr, total, row, tile_v, n)
 
 
 @gluon.jit
@@ -225,35 +180,4 @@ def schedule(
         ],
         [4, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-    )  # fmt: skip
-
-
-@gluon.jit
-def pingpong_kernel(
-    x_desc,  # [n, D]
-    w_desc,  # [v, D]
-    out_desc,  # [blocks · block_rows, SLAB], in strips of ROWS × STORE_WIDTH
-    bias_ptr,  # [v] or None
-    reference_ptr,  # [n]
-    tile_reference_ptr,  # [tiles, n]
-    tile_total_ptr,  # [tiles, n]
-    n,
-    hidden,
-    width,  # v
-    block_rows,
-    factor,  # bits per unit of a raw logit
-    ROWS: gl.constexpr,  # of a tile that one consumer computes
-    GROUP: gl.constexpr,
-    STAGES: gl.constexpr,
-    LEAD: gl.constexpr,
-    SLAB: gl.constexpr,
-    SHARED: gl.constexpr,
-    STORE: gl.constexpr,
-    EVEN: gl.constexpr,  # v is a multiple of V_BLOCK
-):
-    tables = (reference_ptr, tile_reference_ptr, tile_total_ptr, factor)
-    sizes = (n, hidden, width, block_rows)
-    schedule(
-        references, epilogue, x_desc, w_desc, out_desc, bias_ptr, tables, sizes,
-        ROWS, GROUP, STAGES, LEAD, SLAB, SHARED, STORE, EVEN,
     )  # fmt: skip

@@ -16,16 +16,14 @@ import torch
 from gluon_emulator import Descriptor, Pointer, run
 
 ROOT = Path(__file__).parents[2]
-PROBES = ROOT / "benchmarks" / "probes"
 
 triton = pytest.importorskip("triton")
 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 6):
     pytest.skip("Gluon's warp_specialize is another one before Triton 3.6", allow_module_level=True)
 
-sys.path.insert(0, str(PROBES))
-pingpong = importlib.import_module("pingpong")
-pingpong_gradient = importlib.import_module("pingpong_gradient")
-pingpong_logits = importlib.import_module("pingpong_logits")
+numerators_gemm = importlib.import_module("flce_tune.kernels.hopper.numerators")
+gradient_gemm = importlib.import_module("flce_tune.kernels.hopper.gradient")
+logits_gemm = importlib.import_module("flce_tune.kernels.hopper.logits")
 
 SCALE, LOG2E, GROUP, SLAB = 0.87, math.log2(math.e), 2, 256
 
@@ -95,7 +93,12 @@ def numerators(case, out, programs=2):
     reference[1::5] -= 200  # a label so unlikely that tiles take their own reference
     tables = (case.table(), case.table())
     case.run(
-        pingpong, "pingpong_kernel", out, (reference, *tables), (SCALE * LOG2E,), programs=programs
+        numerators_gemm,
+        "numerators_kernel",
+        out,
+        (reference, *tables),
+        (SCALE * LOG2E,),
+        programs=programs,
     )
     parts = case.of_tiles(z)
     largest = parts.amax(2)
@@ -127,7 +130,7 @@ def test_source_computes_gradients(shared, lead, n, hidden, width, slab):
     b[: n // 2] = 0  # unknown labels are an error where they count
     out = case.blocks() if slab else torch.full((n, width), torch.nan, dtype=torch.bfloat16)
     case.run(
-        pingpong_gradient, "pingpong_gradient_kernel", out, (target, lse, a, b), (vocab, SCALE),
+        gradient_gemm, "gradient_kernel", out, (target, lse, a, b), (vocab, SCALE),
         slab,
     )  # fmt: skip
     unknown = ((target < 0) | (target >= vocab)) & (b != 0)
@@ -148,7 +151,7 @@ def test_source_computes_logits_and_their_statistics(shared, lead, n, hidden, wi
         case.bias[: case.v_block] = -torch.inf  # a tile without any probability
     out = torch.full((n, width), torch.nan, dtype=torch.bfloat16) if store else None
     tile_max, total = case.table(), case.table()
-    case.run(pingpong_logits, "pingpong_logits_kernel", out, (tile_max, total), (SCALE,), slab=0)
+    case.run(logits_gemm, "logits_kernel", out, (tile_max, total), (SCALE,), slab=0)
     z = case.raw
     if store:
         torch.testing.assert_close(out, case.raw.bfloat16(), rtol=2**-7, atol=1e-5)
@@ -179,7 +182,7 @@ def test_compiles_for_hopper_without_spills(tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/support/compile_pingpong.py"), str(PROBES)],
+        [sys.executable, str(ROOT / "tests/support/compile_hopper.py")],
         env=environment,
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""Logits on the schedule of ``pingpong``, with max and Σ exp(z - max) per tile and row.
+"""Logits scheduled by hand, with max and Σ exp(z - max) per tile and row.
 
 Computes what ``kernels.triton.logits.logits_kernel`` does without softcap and with nothing else
 wanted. The statistics are of the rounded logits where those are stored, for the reason given there;
@@ -7,8 +7,11 @@ rounding keeps order, so the maximum is that of the accumulators, rounded.
 
 from __future__ import annotations
 
-from pingpong import schedule
-from pingpong_strips import (
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from flce_tune.kernels.hopper.schedule import schedule
+from flce_tune.kernels.hopper.strips import (
     STORE_WIDTH,
     STRIP,
     copy_out,
@@ -17,9 +20,6 @@ from pingpong_strips import (
     store_rows,
     strips,
 )
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-
 from flce_tune.kernels.triton.rows import LOG2E
 
 
@@ -47,7 +47,7 @@ def logits_epilogue(
     total = gl.zeros([raw.shape[0]], gl.float32, gl.SliceLayout(1, STRIP))
     column = tile_v * raw.shape[1]
     for i in gl.static_range(len(parts)):
-        if n > i - len(parts):  # always true: see ``pingpong.epilogue``
+        if n > i - len(parts):  # always true: see ``numerators.epilogue``
             z = gl.convert_layout(parts[i], STRIP)
             if STORE:
                 rounded = z.to(out_desc.dtype)
@@ -59,7 +59,7 @@ def logits_epilogue(
 
 
 @gluon.jit
-def pingpong_logits_kernel(
+def logits_kernel(
     x_desc,  # [n, D]
     w_desc,  # [V, D]
     out_desc,  # [n, V] in strips of ROWS × STORE_WIDTH, or None

@@ -17,14 +17,12 @@ import torch
 from gluon_emulator import Descriptor, Machine, language, run, tensor
 
 ROOT = Path(__file__).parents[2]
-PROBES = ROOT / "benchmarks" / "probes"
 
 triton = pytest.importorskip("triton")
 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 6):
     pytest.skip("Gluon's warp_specialize is another one before Triton 3.6", allow_module_level=True)
 
-sys.path.insert(0, str(PROBES))
-pingpong_product = importlib.import_module("pingpong_product")
+hopper_product = importlib.import_module("flce_tune.kernels.hopper.product")
 product = importlib.import_module("flce_tune.kernels.triton.product")
 
 ROWS, N_BLOCK, GROUP = 8, 32, 2
@@ -41,7 +39,7 @@ def split(value):
 
 def emulate(
     m, n, depth, *, kind="next", transposed=True, lead=2, k_block=4, stages=7, programs=2, seed=0,
-    module=pingpong_product,
+    module=hopper_product,
 ):  # fmt: skip
     """Upper and lower bits that the kernel leaves, and those that it should."""
     prior, last = SUMS[kind]
@@ -64,7 +62,7 @@ def emulate(
         m, n, depth, GROUP, stages, lead, transposed, prior, last,
     )  # fmt: skip
     untouched = extra.clone()
-    run(module, "pingpong_product_kernel", arguments, programs, seed)
+    run(module, "product_kernel", arguments, programs, seed)
     value = 0.0 + a.float() @ b.float()  # no negative zero
     value = value + kept if prior else value
     if last:
@@ -144,7 +142,7 @@ def test_narrow_is_the_product_kernels():
     names = language(Machine(0), 0, 1)
     got, expected = (
         types.FunctionType(narrow.fn.__code__, names)(values)
-        for narrow in (pingpong_product.narrow, product.narrow)
+        for narrow in (hopper_product.narrow, product.narrow)
     )
     for a, b in zip(got, expected, strict=True):
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
@@ -157,12 +155,12 @@ def check_often(module):
 
 
 def test_the_protocol_is_right_where_wrong_ones_are_noticed():
-    check_often(pingpong_product)
+    check_often(hopper_product)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_wrong_protocol_is_noticed(mutant, tmp_path):
-    source = (PROBES / "pingpong_product.py").read_text()
+    source = Path(hopper_product.__file__).read_text()
     right, wrong = MUTANTS[mutant]
     assert right in source
     path = tmp_path / "mutant.py"
@@ -177,9 +175,9 @@ def test_a_wrong_protocol_is_noticed(mutant, tmp_path):
 def test_compiles_for_hopper_without_spills(tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    script = ROOT / "tests/support/compile_pingpong_product.py"
+    script = ROOT / "tests/support/compile_hopper_product.py"
     done = subprocess.run(
-        [sys.executable, str(script), str(PROBES), "0"],
+        [sys.executable, str(script), "0"],
         env=environment,
         capture_output=True,
         text=True,

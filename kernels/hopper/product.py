@@ -36,8 +36,6 @@ FLOPs 2·M·N·K. Bytes beyond the operands, per element: 6 with an earlier sum,
 
 from __future__ import annotations
 
-from pingpong import CONSUMER_REGISTERS, PRODUCER_REGISTERS, tile_position
-from pingpong_strips import strips
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -48,6 +46,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from flce_tune.kernels.hopper.schedule import (
+    CONSUMER_REGISTERS,
+    PRODUCER_REGISTERS,
+    tile_position,
+)
+from flce_tune.kernels.hopper.strips import strips
 from flce_tune.kernels.triton import product
 
 widen = gluon.jit(product.widen.fn)
@@ -230,7 +234,7 @@ def consume(WHICH: gl.constexpr, descs, rings, barriers, sizes, GROUP: gl.conste
 
 
 @gluon.jit(do_not_specialize=["m", "n", "depth"])
-def pingpong_product_kernel(
+def product_kernel(
     a_desc,  # [m, depth] in blocks of M_BLOCK / 2 × K_BLOCK, or if TRANSPOSED [depth, m]
     b_desc,  # [depth, n] in blocks of K_BLOCK × N_BLOCK
     high_desc,  # [m, n], the output, in blocks of M_BLOCK / 2 × 2·K_BLOCK

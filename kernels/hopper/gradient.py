@@ -1,4 +1,4 @@
-"""Gradients of a slab's logits, which backward recomputes, on the schedule of ``pingpong``.
+"""Gradients of a slab's logits, which backward recomputes, scheduled by hand.
 
 Computes what ``kernels.triton.logits.slab_gradient_kernel`` does for a loss without softcap,
 entropy, label smoothing and class weights: exp(x·Wᵀ·scale - lse)·a·scale. That is one fused
@@ -7,11 +7,11 @@ multiply-add, one exp2 and one multiplication a logit, and no reduction.
 
 from __future__ import annotations
 
-from pingpong import schedule
-from pingpong_strips import STORE_WIDTH, STRIP, copy_out, strips
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from flce_tune.kernels.hopper.schedule import schedule
+from flce_tune.kernels.hopper.strips import STORE_WIDTH, STRIP, copy_out, strips
 from flce_tune.kernels.triton.rows import LOG2E
 
 
@@ -51,7 +51,7 @@ def gradient_epilogue(
     parts = strips(raw, STORE_WIDTH)
     g = gradient_strip(parts[0], given, factor)
     for i in gl.static_range(len(parts)):
-        if n > i - len(parts):  # always true: see ``pingpong.epilogue``
+        if n > i - len(parts):  # always true: see ``numerators.epilogue``
             now = g
             if i + 1 < len(parts):
                 g = gradient_strip(parts[i + 1], given, factor)
@@ -60,7 +60,7 @@ def gradient_epilogue(
 
 
 @gluon.jit
-def pingpong_gradient_kernel(
+def gradient_kernel(
     x_desc,  # [n, D]
     w_desc,  # [v, D], the slab's rows
     out_desc,  # [n, v], or blocks of SLAB columns one by one; in strips of ROWS × STORE_WIDTH
