@@ -3,7 +3,7 @@
 import pytest
 import torch
 from exactness import assert_as_exact
-from gpu import ATOMIC, LARGE, SMALL, cuts, needs_gpu, skip_unless_it_runs
+from gpu import ATOMIC, LARGE, PING_PONG, SHARED, SMALL, cuts, needs_gpu, skip_unless_it_runs
 from loss_cases import expect, hold, make, run
 
 from flce_tune.kernels import reference
@@ -77,10 +77,23 @@ def test_small_tiles(features, reduction):
     ],
 )
 @with_reductions
-def test_large_tiles(n, hidden, vocab, dtype, reduction):
-    skip_unless_it_runs(Config("full", **LARGE), n, hidden, vocab, dtype)
+@pytest.mark.parametrize(
+    "tiles", [LARGE, PING_PONG, SHARED], ids=["compiler", "ping_pong", "shared"]
+)
+def test_large_tiles(tiles, n, hidden, vocab, dtype, reduction):
+    skip_unless_it_runs(Config("full", **tiles), n, hidden, vocab, dtype)
     case = make(n, hidden, vocab, dtype, ("ignored",), device="cuda")
-    hold_all(case, dtype, cuts(LARGE, chunk=256, slab=16384), reduction)
+    hold_all(case, dtype, cuts(tiles, chunk=256, slab=16384), reduction)
+
+
+@with_reductions
+@pytest.mark.parametrize("tiles", [PING_PONG, SHARED], ids=["ping_pong", "shared"])
+@pytest.mark.parametrize("hidden", [8, 72, 1000])
+def test_tiles_scheduled_by_hand_with_options(hidden, tiles, reduction):
+    skip_unless_it_runs(Config("full", **tiles), 1000, hidden, 5001, torch.bfloat16)
+    features = ("ignored", "bias", "logit_scale", "z_loss", "class_weight", "token_weight")
+    case = make(1000, hidden, 5001, torch.bfloat16, features, device="cuda")
+    hold_all(case, torch.bfloat16, cuts(tiles, chunk=300, slab=2048), reduction)
 
 
 @with_reductions

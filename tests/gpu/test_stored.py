@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from exactness import assert_as_exact
-from gpu import LARGE, SMALL, needs_gpu, skip_unless_it_runs
+from gpu import LARGE, PING_PONG, SHARED, SMALL, needs_gpu, skip_unless_it_runs
 from loss_cases import expect, hold, make, run
 
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.op import linear_cross_entropy
-from flce_tune.kernels.problem import Problem
+from flce_tune.kernels.problem import Problem, describe_device
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("poison")]
 
@@ -34,9 +34,20 @@ def configs(tiles, slab):
     return found
 
 
+def by_hand():
+    """The same, scheduled by hand where the GPU can."""
+    both = [config for tiles in (PING_PONG, SHARED) for config in configs(tiles, 768).values()]
+    problem, device = Problem(3000, 256, 5000), describe_device(torch.device("cuda", 0))
+    return [config for config in both if not strategies.reject(config, problem, device)]
+
+
 @pytest.mark.parametrize("features", [(), KNOWN], ids=["plain", "all options"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize(("tiles", "slab"), [(LARGE, 768), (SMALL, 256)], ids=["large", "small"])
+@pytest.mark.parametrize(
+    ("tiles", "slab"),
+    [(LARGE, 768), (SMALL, 256), (PING_PONG, 768), (SHARED, 768)],
+    ids=["large", "small", "ping_pong", "shared"],
+)
 def test_as_exact_as_plain_torch(tiles, slab, shape, features):
     case = make(*shape, torch.bfloat16, features, device="cuda")
     plain, truth = expect(case, torch.bfloat16)
@@ -62,7 +73,7 @@ def test_labels_far_below_the_largest_logit():
     case = make(3000, 256, 5000, torch.bfloat16, ("ignored",), device="cuda")
     case.x[::2] *= 50
     plain, truth = expect(case, torch.bfloat16)
-    for config in configs(LARGE, 768).values():
+    for config in (*configs(LARGE, 768).values(), *by_hand()):
         hold(run(linear_cross_entropy, case, config=config), plain, truth, torch.bfloat16)
 
 
@@ -71,14 +82,18 @@ def test_confident_rows():
     case = make(3000, 256, 5000, torch.bfloat16, device="cuda")
     case.x[:] = (case.x + 4 * case.weight[case.target]).bfloat16()
     plain, truth = expect(case, torch.bfloat16)
-    for config in configs(LARGE, 768).values():
+    for config in (*configs(LARGE, 768).values(), *by_hand()):
         hold(run(linear_cross_entropy, case, config=config), plain, truth, torch.bfloat16)
 
 
-@pytest.mark.parametrize("strategy", ["overlay", "factored"])
-def test_twice_gives_the_same_bits(strategy):
+@pytest.mark.parametrize("name", ["overlay", "factored 1024", "factored 1024, split24"])
+@pytest.mark.parametrize(
+    "tiles", [LARGE, PING_PONG, SHARED], ids=["compiler", "ping_pong", "shared"]
+)
+def test_twice_gives_the_same_bits(tiles, name):
+    config = configs(tiles, 768)[name]
+    skip_unless_it_runs(config, 3000, 256, 5000, torch.bfloat16)
     case = make(3000, 256, 5000, torch.bfloat16, ("ignored",), device="cuda")
-    config = configs(LARGE, 768)["overlay" if strategy == "overlay" else "factored 1024"]
     one, two = (run(linear_cross_entropy, case, config=config) for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
@@ -86,7 +101,7 @@ def test_twice_gives_the_same_bits(strategy):
 def test_unknown_labels_poison_only_the_loss_and_what_depends_on_them():
     case = make(1000, 256, 5000, torch.bfloat16, device="cuda")
     case.target[7] = 5000
-    for config in configs(LARGE, 768).values():
+    for config in (*configs(LARGE, 768).values(), *by_hand()):
         ours = run(linear_cross_entropy, case, config=config)
         assert ours["loss"].isnan()
         assert ours["x"][7].isnan().all()

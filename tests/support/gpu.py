@@ -18,6 +18,8 @@ LARGE = {
     "dx": Tile(128, 64, 256, 8, 3, 8),
     "dw": Tile(64, 128, 256, 8, 3, 8),
 }
+PING_PONG = LARGE | {"logits": Tile(128, 128, 64, 8, 5, 16, "ping_pong")}
+SHARED = LARGE | {"logits": Tile(128, 256, 64, 8, 4, 16, "shared")}
 SMALL = {
     "logits": Tile(64, 128, 32, 4, 3, 4),
     "dx": Tile(64, 32, 64, 4, 3, 4),
