@@ -60,7 +60,11 @@ def _parts(group: ProcessGroup, mine: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _aside(device: torch.device, collective: Callable[[bool], Any]) -> Wait:
-    """Start a collective beside what the caller does next; its tensors live until the wait."""
+    """Start a collective beside what the caller does next.
+
+    The wait keeps the collective, and so its tensors: they belong to the caller's stream, whose
+    next tensors would take their memory while the other stream still reads it.
+    """
     if device.type != "cuda":
         wait: Wait = collective(True).wait
         return wait
@@ -70,7 +74,11 @@ def _aside(device: torch.device, collective: Callable[[bool], Any]) -> Wait:
     with torch.cuda.stream(stream):
         collective(False)
         done.record(stream)
-    return lambda: torch.cuda.current_stream(device).wait_event(done)
+
+    def wait_here(tensors_of: object = collective) -> None:
+        torch.cuda.current_stream(device).wait_event(done)
+
+    return wait_here
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from torch import Tensor
 FACTOR = 1.25
 MAX_FACTOR = 2.0
 STATISTICS = {torch.float32: 4 * 2.0**-23, torch.float64: 64 * 2.0**-52}
-"""What statistics in these dtypes may lose, relative to the largest value."""
+"""What statistics in these dtypes may lose, relative to the value, or to what it is a sum of."""
 
 
 def assert_as_exact(
@@ -28,6 +28,7 @@ def assert_as_exact(
     dtype: torch.dtype,  # what both were computed in
     *,
     statistics: float | None = None,  # allowed beside; None: STATISTICS of the dtype
+    summands: Tensor | None = None,  # same shape: of a sum, the total of its absolute terms
 ) -> None:
     """Fail if ours is further from the truth than plain torch is; show the worst element."""
     assert ours.shape == truth.shape, f"{name}: shape {tuple(ours.shape)}, not {truth.shape}"
@@ -46,6 +47,7 @@ def assert_as_exact(
     error = torch.where(finite, ours - truth, 0.0).abs()
     base = torch.where(finite & plain.isfinite(), plain - truth, 0.0).abs()
     magnitude = torch.where(finite, truth, 0.0).abs()
+    lost = magnitude if summands is None else torch.where(finite, summands, 0.0)
     if statistics is None:
         statistics = STATISTICS[torch.float64 if dtype == torch.float64 else torch.float32]
     half_ulp = 0.5 * torch.finfo(dtype).eps
@@ -54,7 +56,7 @@ def assert_as_exact(
         (_rms, FACTOR, half_ulp / count**0.5),
         (torch.max, MAX_FACTOR, half_ulp),
     ):
-        allowed = factor * norm(base) + (statistics + ulps) * norm(magnitude)
+        allowed = factor * norm(base) + statistics * norm(lost) + ulps * norm(magnitude)
         assert bool(norm(error) <= allowed), (
             f"{norm.__name__.strip('_')} error {float(norm(error)):.3g}, plain torch's is "
             f"{float(norm(base)):.3g}, allowed {float(allowed):.3g}; "
