@@ -5,7 +5,8 @@
 
 The inputs are the model's last hidden states over real text (``corpus.py``), its head and the next
 tokens. ``--repeat-hidden k`` puts k copies of both side by side, W divided by k: the same logits,
-and so the same tiles, at k times the hidden size. Times are interleaved with the dense GEMMs' and
+and so the same tiles, at k times the hidden size. ``--save`` writes the inputs in a few bits each
+(``states.py``), for ``--states`` to read elsewhere. Times are interleaved with the dense GEMMs' and
 with the dispatcher's choice; errors are against float32. Rare rows are those of the less probable
 half of the vocabulary that are no token's label.
 """
@@ -26,6 +27,7 @@ from environment import default_device, describe, write_json
 from implementations import Implementation, ours, ours_from_configs
 from measure import GIB, Deadline, release
 from real_weights import add_weights, batches, load
+from states import pack, unpack
 from torch import Tensor
 
 from flce_tune.kernels import strategies
@@ -34,6 +36,24 @@ from flce_tune.kernels.problem import DTYPES, Problem, describe_device
 from flce_tune.kernels.skipping import kernels_of
 
 SCHEMA = "flce-tune-trained/1"
+SAVED_PARTS = 2
+
+
+def trained_inputs(arguments: argparse.Namespace, device: torch.device) -> Inputs:
+    """Hidden states, head and labels, with as many copies of the hidden size as asked for."""
+    dtype, copies = DTYPES[arguments.compute], arguments.repeat_hidden
+    if arguments.states:
+        inputs = unpack(arguments.states, dtype, device)
+    else:
+        inputs = states(arguments, device)
+    if arguments.save:
+        for path in pack(inputs, arguments.save, SAVED_PARTS):
+            print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB", file=sys.stderr)
+    return Inputs(
+        x=inputs.x.detach().to(dtype).repeat(1, copies).requires_grad_(),
+        weight=(inputs.weight.detach() / copies).to(dtype).repeat(1, copies).requires_grad_(),
+        target=inputs.target,
+    )
 
 
 @torch.no_grad()
@@ -45,12 +65,7 @@ def states(arguments: argparse.Namespace, device: torch.device) -> Inputs:
     hidden = [model.model(part[:, :-1]).last_hidden_state for part in ids.split(4)]
     x = torch.cat(hidden).flatten(0, 1)[: arguments.tokens]
     head = model.get_output_embeddings().weight
-    copies, dtype = arguments.repeat_hidden, DTYPES[arguments.compute]
-    return Inputs(
-        x=x.to(dtype).repeat(1, copies).requires_grad_(),
-        weight=(head / copies).to(dtype).repeat(1, copies).requires_grad_(),
-        target=ids[:, 1:].flatten()[: arguments.tokens].clone(),
-    )
+    return Inputs(x, head, ids[:, 1:].flatten()[: arguments.tokens].clone())
 
 
 def skipping(
@@ -136,9 +151,10 @@ def table(found: dict[str, Any]) -> str:
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
-    add_weights(parser).add_argument(
-        "--untrained", help="N,D,V of flat logits instead of a model's"
-    )
+    source = add_weights(parser)
+    source.add_argument("--untrained", help="N,D,V of flat logits instead of a model's")
+    source.add_argument("--states", type=Path, nargs="+", help="what --save wrote")
+    add("--save", type=Path, help="folder to write the inputs to")
     add("--tokens", type=int, default=4096)
     add("--repeat-hidden", type=int, default=1, help="copies of the hidden size, side by side")
     add("--tolerances", default="1e-3,3e-4,1e-4,3e-5")
@@ -159,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.untrained:
         inputs = make_inputs(Shape.parse(arguments.untrained), "flat", dtype, device)
     else:
-        inputs = states(arguments, device)
+        inputs = trained_inputs(arguments, device)
     (tokens, hidden), vocab = inputs.x.shape, len(inputs.weight)
     shape = Shape(tokens, hidden, vocab)
     print(f"{shape}, made in {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)

@@ -123,7 +123,8 @@ def _reject_schedule(tile: Tile, contraction: str, problem: Problem, device: Dev
     if device.capability != (9, 0):
         return f"{what} needs compute capability 9.0, this is {device.capability}"
     if _triton() < HAND_TRITON:
-        return f"{what} needs Triton {HAND_TRITON}, this is {_triton()}"
+        needed, found = (".".join(map(str, version)) for version in (HAND_TRITON, _triton()))
+        return f"{what} needs Triton {needed} or newer, this is {found}"
     if problem.dtype != "bfloat16":
         return f"{what} multiplies bfloat16 only, the problem is {problem.dtype}"
     if tile.num_warps != 8:
