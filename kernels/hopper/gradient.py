@@ -11,11 +11,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from flce_tune.kernels.hopper.schedule import schedule
-from flce_tune.kernels.hopper.strips import STORE_WIDTH, STRIP, copy_out, strips
+from flce_tune.kernels.hopper.strips import STORE_WIDTH, STRIP, copy_out, jit, strips
 from flce_tune.kernels.triton.rows import LOG2E
 
 
-@gluon.jit
+@jit
 def coefficients(rows, tables, n):
     """Bits of each row's lse, NaN where the label is unknown, and what multiplies p."""
     target_ptr, lse_ptr, a_ptr, b_ptr, vocab, scale = tables
@@ -28,14 +28,14 @@ def coefficients(rows, tables, n):
     return gl.where(unknown, float("nan"), lse * LOG2E), a * scale
 
 
-@gluon.jit
+@jit
 def gradient_strip(part, given, factor):
     """G of some columns."""
     lse, a = given
     return gl.exp2(gl.convert_layout(part, STRIP) * factor - lse[:, None]) * a[:, None]
 
 
-@gluon.jit
+@jit
 def gradient_epilogue(
     WHICH: gl.constexpr, raw, given, row, tile_v, out_desc, staging, tables, sizes,
     SLAB: gl.constexpr, STORE: gl.constexpr, EVEN: gl.constexpr,

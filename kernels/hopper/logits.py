@@ -16,6 +16,7 @@ from flce_tune.kernels.hopper.strips import (
     STRIP,
     copy_out,
     inside,
+    jit,
     largest_of,
     store_rows,
     strips,
@@ -23,13 +24,13 @@ from flce_tune.kernels.hopper.strips import (
 from flce_tune.kernels.triton.rows import LOG2E
 
 
-@gluon.jit
+@jit
 def nothing(rows, tables, n):
     """Of the rows, the epilogue needs to know nothing."""
     return ()
 
 
-@gluon.jit
+@jit
 def logits_epilogue(
     WHICH: gl.constexpr, raw, given, row, tile_v, out_desc, staging, tables, sizes,
     SLAB: gl.constexpr, STORE: gl.constexpr, EVEN: gl.constexpr,

@@ -15,6 +15,7 @@ from flce_tune.kernels.hopper.strips import (
     STRIP,
     copy_out,
     inside,
+    jit,
     largest_of,
     store_rows,
     strips,
@@ -22,13 +23,13 @@ from flce_tune.kernels.hopper.strips import (
 from flce_tune.kernels.triton.numerators import BITS, BOTTOM
 
 
-@gluon.jit
+@jit
 def references(rows, tables, n):
     """The reference that each row is given."""
     return gl.load(tables[0] + rows, mask=rows < n, other=0.0)
 
 
-@gluon.jit
+@jit
 def epilogue(WHICH: gl.constexpr, raw, given, row, tile_v, out_desc, staging, tables, sizes,
              SLAB: gl.constexpr, STORE: gl.constexpr, EVEN: gl.constexpr):  # fmt: skip
     """Of raw logits [ROWS, V_BLOCK]: store the numerators, their references and sums."""

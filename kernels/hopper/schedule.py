@@ -28,7 +28,6 @@ FLOPs and bytes: those of the Triton kernels. Numerics: the same but for the ord
 
 from __future__ import annotations
 
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
@@ -37,16 +36,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from flce_tune.kernels.hopper.strips import STORE_WIDTH, STRIP
+from flce_tune.kernels.hopper.strips import STORE_WIDTH, STRIP, jit
 from flce_tune.kernels.triton import logits
 
 CONSUMER_REGISTERS = gl.constexpr(240)  # a thread; the other consumer gets what is left, 240 too
 PRODUCER_REGISTERS = gl.constexpr(24)
 
-tile_position = gluon.jit(logits.tile_position.fn)
+tile_position = jit(logits.tile_position.fn)
 
 
-@gluon.jit
+@jit
 def produce(x_desc, w_desc, rings, barriers, sizes, GROUP: gl.constexpr):
     """Fill stage after stage, tile after tile."""
     x_ring, w_ring = rings  # [STAGES, N_BLOCK, D_BLOCK], [STAGES, V_BLOCK, D_BLOCK]
@@ -73,7 +72,7 @@ def produce(x_desc, w_desc, rings, barriers, sizes, GROUP: gl.constexpr):
             step += 1
 
 
-@gluon.jit
+@jit
 def multiply(acc, rings, barriers, first_step, begin, end, FIRST_ROW: gl.constexpr):
     """Add steps ``begin`` to ``end`` of a tile; the last one's product is still under way."""
     x_ring, w_ring = rings
@@ -91,7 +90,7 @@ def multiply(acc, rings, barriers, first_step, begin, end, FIRST_ROW: gl.constex
     return acc
 
 
-@gluon.jit
+@jit
 def consume(WHICH: gl.constexpr, PREPARE: gl.constexpr, FINISH: gl.constexpr,
             out_desc, bias_ptr, rings, staging, barriers, tables, sizes,
             GROUP: gl.constexpr, SLAB: gl.constexpr, LEAD: gl.constexpr, SHARED: gl.constexpr,
@@ -143,7 +142,7 @@ def consume(WHICH: gl.constexpr, PREPARE: gl.constexpr, FINISH: gl.constexpr,
     tma.store_wait(0)
 
 
-@gluon.jit
+@jit
 def schedule(
     PREPARE: gl.constexpr, FINISH: gl.constexpr,
     x_desc, w_desc, out_desc, bias_ptr, tables, sizes,

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """``gluon.jit``, hashed here and now.
+
+    A caller's key on disk holds what a function reads from its module only if that was hashed
+    before; see ``triton.rows.LOG2E``.
+    """
+    made = gluon.jit(function)
+    _ = made.cache_key
+    return made
+
 
 STORE_WIDTH = gl.constexpr(64)  # columns; 128 bytes, as far as a swizzle reaches
 STRIP = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 
 
-@gluon.jit
+@jit
 def halves(values):
     """The left and the right half of the columns; moves no register."""
     ROWS: gl.constexpr = values.shape[0]
@@ -18,7 +33,7 @@ def halves(values):
     return values.reshape([ROWS, 2, HALF]).permute((0, 2, 1)).split()
 
 
-@gluon.jit
+@jit
 def strips(values, WIDTH: gl.constexpr):
     """All columns, WIDTH at a time."""
     left, right = halves(values)
@@ -28,7 +43,7 @@ def strips(values, WIDTH: gl.constexpr):
         return strips(left, WIDTH) + strips(right, WIDTH)
 
 
-@gluon.jit
+@jit
 def inside(raw, tile_v, width, EVEN: gl.constexpr):
     """Raw logits of a tile, -inf past the last column."""
     V_BLOCK: gl.constexpr = raw.shape[1]
@@ -39,7 +54,7 @@ def inside(raw, tile_v, width, EVEN: gl.constexpr):
     return raw
 
 
-@gluon.jit
+@jit
 def largest_of(parts):
     """Each row's maximum over all strips."""
     top = parts[0]
@@ -48,7 +63,7 @@ def largest_of(parts):
     return gl.convert_layout(gl.max(top, axis=1), gl.SliceLayout(1, STRIP))
 
 
-@gluon.jit
+@jit
 def copy_out(values, buffer, out_desc, row, column):
     """Begin to store a strip, once the copy before the last has read its buffer."""
     tma.store_wait(1)
@@ -57,7 +72,7 @@ def copy_out(values, buffer, out_desc, row, column):
     tma.async_copy_shared_to_global(out_desc, [row, column], buffer)
 
 
-@gluon.jit
+@jit
 def store_rows(ptr, values, row, tile_v, n):
     """Store a value per row of a tile."""
     rows = row + gl.arange(0, values.shape[0], values.type.layout)

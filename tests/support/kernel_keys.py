@@ -11,15 +11,18 @@ import sys
 
 from triton.runtime.jit import JITFunction
 
-from flce_tune.kernels import triton as kernels
+from flce_tune.kernels import hopper, triton
 
 
 def main() -> None:
     functions = {}
-    for module in pkgutil.iter_modules(kernels.__path__):
-        names = vars(importlib.import_module(f"{kernels.__name__}.{module.name}"))
-        mine = [value for value in names.values() if isinstance(value, JITFunction)]
-        functions |= {f"{value.module}.{value.__name__}": value for value in mine}
+    for package in (triton, hopper):
+        for module in pkgutil.iter_modules(package.__path__):
+            names = vars(importlib.import_module(f"{package.__name__}.{module.name}"))
+            for value in names.values():
+                if isinstance(value, JITFunction):
+                    kind = type(value).__name__
+                    functions[f"{value.module}.{value.__name__} {kind}"] = value
     order = sorted(functions, reverse=sys.argv[1] == "backwards")
     print(json.dumps({name: functions[name].cache_key for name in order}))
 
