@@ -43,13 +43,11 @@ def widen(high, low):
 def narrow(value):
     """Upper 16 bits as bfloat16 and next 8 as a byte, rounded to nearest at the 24th bit.
 
-    Infinities and NaNs keep their class: the rounding carry is not added to an all-ones exponent,
-    and a NaN gets a bit that survives the cut.
+    Infinities and NaNs keep their class: an infinity's carry stays within the bits that are cut
+    off, and a NaN gets a bit that survives the cut.
     """
     bits = value.to(tl.uint32, bitcast=True)
-    special = (bits & 0x7F800000) == 0x7F800000
-    bits = tl.where(special, bits, bits + 0x80)
-    bits = tl.where(value != value, bits | 0x400000, bits)
+    bits = tl.where(value != value, bits | 0x400000, bits + 0x80)
     high = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     return high, ((bits >> 8) & 0xFF).to(tl.uint8)
 
