@@ -106,12 +106,14 @@ def _of_tiles(case: Case, device: torch.device) -> Iterator[Candidate]:
     known = {"atomic", *(config.strategy for config in configs)}
     others = [strategies.get(name) for name in strategies.names() if name not in known]
     configs += [strategy.default(problem, described) for strategy in others]
-    tiled = [replace(c, logits=tiles.logits, dx=tiles.dx, dw=tiles.dw) for c in configs]
+    # Those scheduled by hand keep no float32 sums.
+    dx, dw = (tile and tile.compiled for tile in (tiles.dx, tiles.dw))
+    tiled = [replace(c, logits=tiles.logits, dx=dx, dw=dw) for c in configs]
     for config in tiled:
         yield ours(f"{config.strategy}, tiles", config)
     if case.dtype == "bfloat16":
         for config in (tiled[0], tiled[2]):
-            split = replace(config, accumulator="split24")
+            split = replace(config, dx=tiles.dx, dw=tiles.dw, accumulator="split24")
             yield ours(f"{config.strategy}, tiles, split24", split)
 
 

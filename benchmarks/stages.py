@@ -101,8 +101,9 @@ def stages(shape: Shape, device: torch.device) -> Iterator[Stage]:
                 g, x, dw, None, tile, "n", "weight_dtype", False, True), gemm)  # fmt: skip
             yield Stage("dw += split24", how, lambda: launch_product(
                 g, x, dw, low, tile, "n", "split24", True, False), gemm)  # fmt: skip
-            yield Stage("dw += float32", how, lambda: launch_product(
-                g, x, dw, total, tile, "n", "fp32", True, False), gemm)  # fmt: skip
+            if reject_tile(tile, "n", problem, gpu, "fp32") is None:
+                yield Stage("dw += float32", how, lambda: launch_product(
+                    g, x, dw, total, tile, "n", "fp32", True, False), gemm)  # fmt: skip
 
     for name, contraction in GEMMS.items():
         for tile in TILES[name]:

@@ -14,6 +14,10 @@ ALIGNMENT = 16
 """Bytes: row strides and addresses the copy engine accepts are multiples of it."""
 HAND_STRIP = 64
 """Columns that kernels scheduled by hand store at a time: 128 bytes, a swizzle's reach."""
+HAND_STAGES = 9
+"""Most stages of kernels scheduled by hand."""
+HAND_PRODUCT = (128, 256)
+"""Rows and columns of a gradient's tile scheduled by hand."""
 HAND_UNKNOWN = frozenset({"softcap", "label_smoothing", "statistics"})
 """Features that kernels scheduled by hand have no epilogues for."""
 HAND_TRITON = (3, 6)
@@ -63,6 +67,11 @@ def consumer_rows(tile: Tile) -> int:
     return tile.n_block // 2 if tile.schedule == "shared" else tile.n_block
 
 
+def product_blocks(tile: Tile, contraction: str) -> tuple[int, int]:
+    """Rows of a gradient's tile, and how many of the dimension summed over it takes at once."""
+    return {"v": (tile.n_block, tile.v_block), "n": (tile.v_block, tile.n_block)}[contraction]
+
+
 def programs_per_sm(tile: Tile, itemsize: int, device: Device, contraction: str = "d") -> int:
     """How many programs of a persistent kernel share a multiprocessor: 1, or 2 if both fit.
 
@@ -79,7 +88,7 @@ def reject_tile(
 ) -> str | None:
     """Say why a tile cannot run, or None.
 
-    ``contraction`` as in ``operand_bytes``; ``accumulator`` of the product, if it has one.
+    ``contraction`` as in ``operand_bytes``; ``accumulator`` of the product, "" if written once.
     """
     if device.kind != "cuda":
         return f"tiles need a CUDA device, this is {device.kind}"
@@ -92,13 +101,14 @@ def reject_tile(
         if size & (size - 1) or not 16 <= size <= 256:
             return f"{name} must be a power of two in [16, 256], got {size}"
     if tile.schedule != "compiler" and (
-        reason := _reject_schedule(tile, contraction, problem, device)
+        reason := _reject_schedule(tile, contraction, problem, device, accumulator)
     ):
         return reason
     if tile.num_warps not in (2, 4, 8, 16):
         return f"num_warps must be 2, 4, 8 or 16, got {tile.num_warps}"
-    if not 1 <= tile.num_stages <= 8:
-        return f"num_stages must be in [1, 8], got {tile.num_stages}"
+    stages = 8 if tile.schedule == "compiler" else HAND_STAGES
+    if not 1 <= tile.num_stages <= stages:
+        return f"num_stages must be in [1, {stages}], got {tile.num_stages}"
     if problem.hidden * problem.itemsize % ALIGNMENT:
         return (
             f"tiles need rows of x and weight to be a multiple of {ALIGNMENT} bytes, "
@@ -117,7 +127,9 @@ def reject_tile(
     return None
 
 
-def _reject_schedule(tile: Tile, contraction: str, problem: Problem, device: Device) -> str | None:
+def _reject_schedule(
+    tile: Tile, contraction: str, problem: Problem, device: Device, accumulator: str
+) -> str | None:
     """Say why a tile cannot be scheduled by hand, or None."""
     what = f"a {tile.schedule} tile"
     if device.capability != (9, 0):
@@ -129,8 +141,15 @@ def _reject_schedule(tile: Tile, contraction: str, problem: Problem, device: Dev
         return f"{what} multiplies bfloat16 only, the problem is {problem.dtype}"
     if tile.num_warps != 8:
         return f"{what} has 8 warps, got {tile.num_warps}"
-    if contraction != "d":
-        return f"{what} computes logits only, got contraction {contraction}"
+    if tile.num_stages < 2:
+        return f"{what} has at least 2 stages, got {tile.num_stages}"
+    if contraction == "d":
+        return _reject_hand_logits(tile, problem)
+    return _reject_hand_product(tile, contraction, accumulator)
+
+
+def _reject_hand_logits(tile: Tile, problem: Problem) -> str | None:
+    what = f"a {tile.schedule} tile"
     if unknown := HAND_UNKNOWN.intersection(problem.features):
         return f"{what} knows no {', '.join(sorted(unknown))}"
     rows = consumer_rows(tile)
@@ -138,8 +157,22 @@ def _reject_schedule(tile: Tile, contraction: str, problem: Problem, device: Dev
         return f"{what} has 64 rows × 128 or 256 columns a group of warps, or 128 × 128"
     if tile.d_block not in (32, 64):
         return f"{what} has a d_block of 32 or 64, got {tile.d_block}"
-    if tile.num_stages < 2:
-        return f"{what} has at least 2 stages, got {tile.num_stages}"
+    return None
+
+
+def _reject_hand_product(tile: Tile, contraction: str, accumulator: str) -> str | None:
+    if tile.schedule != "shared":
+        return f"a {tile.schedule} tile computes logits only, got contraction {contraction}"
+    rows, k_block = product_blocks(tile, contraction)
+    if (rows, tile.d_block) != HAND_PRODUCT:
+        return f"a shared tile of a gradient is 128 × 256, got {rows} × {tile.d_block}"
+    if k_block not in (32, 64):
+        return f"a shared tile of a gradient takes 32 or 64 at once, got {k_block}"
+    if accumulator == "fp32":
+        return (
+            "a shared tile keeps no float32 sums: its pipeline's buffers, through which it reads "
+            "and writes them, have room for split24 or weight_dtype"
+        )
     return None
 
 

@@ -145,7 +145,7 @@ class Entries:
 
     @classmethod
     def of_dx(cls, value: Tensor, target: Tensor, weight: Tensor, block: int) -> Entries:
-        """Label gradients [n] times the labels' rows of W [V, D]."""
+        """Label gradients [n] times the labels' rows of W [V, D]: one entry for each row."""
         n = len(target)
         row = torch.arange(n, device=target.device)
         return cls.make(row, target.clamp(0, len(weight) - 1), value, weight, n, block)

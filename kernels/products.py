@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flce_tune.kernels.config import Accumulator, Tile
+from flce_tune.kernels.limits import ALIGNMENT
 from flce_tune.kernels.numerators import Blocks, Entries
 
 
@@ -30,6 +31,11 @@ def multiply(
         from flce_tune.kernels.triton.launch import launch_product
 
         launch_product(a, b, out, None, tile, contraction, "weight_dtype", False, True)
+
+
+def row_bytes(columns: int) -> int:
+    """Bytes of a row that split24 keeps beside the result: the copy engine wants aligned rows."""
+    return -(-columns // ALIGNMENT) * ALIGNMENT
 
 
 class Sum:
@@ -57,13 +63,15 @@ class Sum:
         if one or out.element_size() != 2:
             self._accumulator = "weight_dtype"
         self._extra: Tensor | None = None
-        if self._accumulator != "weight_dtype":
-            kind = torch.float32 if self._accumulator == "fp32" else torch.uint8
-            self._extra = torch.empty_like(out, dtype=kind)
+        if self._accumulator == "fp32":
+            self._extra = torch.empty_like(out, dtype=torch.float32)
+        elif self._accumulator == "split24":
+            rows, columns = out.shape
+            self._extra = out.new_empty(rows, row_bytes(columns), dtype=torch.uint8)
 
     @property
     def accumulator(self) -> Tensor | None:
-        """[m, n], beside the result; None where there is none."""
+        """[m, n], or more columns, beside the result; None where there is none."""
         return self._extra
 
     def add(self, a: Tensor, b: Tensor) -> None:

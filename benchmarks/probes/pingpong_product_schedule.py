@@ -45,12 +45,14 @@ def arguments(
     (m, n), rows, k_block = out.shape, M_BLOCK // 2, schedule.k_block
     transposed = a.stride(0) == 1 and a.stride(1) != 1
     strip = [rows, 2 * k_block]
+    joined = (None, None, None, None, 0)  # no factors and no entries
     return (
         descriptor(a.t(), [k_block, rows]) if transposed else descriptor(a, [rows, k_block]),
         descriptor(b, [k_block, N_BLOCK]),
         descriptor(out, strip),
         None if extra is None else descriptor(extra, strip),
-        m, n, len(b), schedule.group, schedule.stages, schedule.lead, transposed, prior, last,
+        *joined, m, n, len(b), 0, schedule.group, schedule.stages, schedule.lead, transposed, 0,
+        prior, last,
     )  # fmt: skip
 
 

@@ -142,7 +142,7 @@ class Search:
 def lean(space: Sequence[Config]) -> list[Config]:
     """What a quick sweep looks at: few tiles, few sizes of those that have tiles.
 
-    Of accumulators in tiles the smaller one.
+    Of accumulators in tiles the smaller one, whichever tiles: not all can keep both.
     """
     tiles = {
         name: [*dict.fromkeys(tile for c in space if (tile := getattr(c, name)))][:QUICK_TILES]
@@ -161,10 +161,14 @@ def lean(space: Sequence[Config]) -> list[Config]:
             getattr(config, n) in sizes.get((config.strategy, n), [getattr(config, n)])
             for n in SIZES
         )
-        smaller = replace(config, accumulator="split24") in proposed
-        return few and not (config.accumulator == "fp32" and any(_tiles(config)) and smaller)
+        smaller = any(_tiles(config)) and cut(config) in smaller_cuts
+        return few and not (config.accumulator == "fp32" and smaller)
 
-    proposed = set(space)
+    def cut(config: Config) -> tuple[object, ...]:
+        tiled = (tile is not None for tile in _tiles(config))
+        return config.strategy, config.chunk, config.slab, *tiled
+
+    smaller_cuts = {cut(config) for config in space if config.accumulator == "split24"}
     return [config for config in space if kept(config)]
 
 

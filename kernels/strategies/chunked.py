@@ -65,7 +65,7 @@ class Chunked:
                 continue
             choose = common.gemm_variations if chunk == usual else common.gemm_bases
             for accumulator in common.accumulators(problem):
-                for products in choose(problem, device):
+                for products in choose(problem, device, "dw", accumulator):
                     yield products.config(self.name, chunk=chunk, accumulator=accumulator)
 
     def default(self, problem: Problem, device: Device) -> Config:
@@ -83,7 +83,7 @@ class Chunked:
         chunk = self._chunk(config, problem.tokens)
         total = common.logits_bytes(chunk, problem.vocab, problem, config.logits)
         if problem.mode == "train" and chunk < problem.tokens:
-            total += common.accumulator_bytes(config, problem, problem.vocab * problem.hidden)
+            total += common.accumulator_bytes(config, problem, problem.vocab)
         return total
 
     def _chunk(self, config: Config, tokens: int) -> int:

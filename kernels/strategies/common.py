@@ -12,6 +12,7 @@ from flce_tune.kernels.backends import backend_of, even_parts, logits_buffer, mu
 from flce_tune.kernels.config import Accumulator, Config, Tile
 from flce_tune.kernels.limits import TENSOR_CORE_DTYPES, reject_tile
 from flce_tune.kernels.problem import Device, Problem
+from flce_tune.kernels.products import row_bytes
 from flce_tune.kernels.values import (
     Coefficients,
     Inputs,
@@ -38,6 +39,7 @@ TILES: dict[str, tuple[Tile, ...]] = {
         Tile(128, 128, 32, num_warps=4, num_stages=3, group=8),
     ),
     "dx": (
+        Tile(128, 64, 256, num_warps=8, num_stages=4, group=16, schedule="shared"),
         Tile(128, 64, 256, num_warps=8, num_stages=3, group=8),
         Tile(128, 64, 256, num_warps=8, num_stages=4, group=8),
         Tile(128, 64, 256, num_warps=8, num_stages=3, group=16),
@@ -46,6 +48,7 @@ TILES: dict[str, tuple[Tile, ...]] = {
         Tile(128, 32, 128, num_warps=4, num_stages=3, group=8),
     ),
     "dw": (
+        Tile(64, 128, 256, num_warps=8, num_stages=4, group=16, schedule="shared"),
         Tile(64, 128, 256, num_warps=8, num_stages=3, group=8),
         Tile(64, 128, 256, num_warps=8, num_stages=4, group=8),
         Tile(64, 128, 256, num_warps=8, num_stages=3, group=16),
@@ -126,8 +129,11 @@ def gemms(problem: Problem) -> tuple[str, ...]:
 
 
 def preferred_tile(name: str, problem: Problem, device: Device) -> Tile | None:
-    """The tile known to be fast where one is known, on sm_90; else None."""
-    fitting = _fitting(name, problem, device)
+    """The tile known to be fast where one is known, on sm_90; else None.
+
+    One that can keep the sums a default config does.
+    """
+    fitting = _fitting(name, problem, device, name, accumulators(problem)[0])
     return fitting[0] if fitting and device.capability >= (9, 0) else None
 
 
@@ -136,32 +142,40 @@ def preferred_tiles(problem: Problem, device: Device) -> Gemms:
     return Gemms(*(preferred_tile(name, problem, device) for name in GEMMS))
 
 
-def gemm_bases(problem: Problem, device: Device) -> list[Gemms]:
-    """All cuBLAS, and all with the first tile that fits, where tiles fit at all."""
+def gemm_bases(
+    problem: Problem, device: Device, accumulated: str = "", accumulator: str = ""
+) -> list[Gemms]:
+    """All cuBLAS, and all with the first tile that fits, where tiles fit at all.
+
+    ``accumulated`` names the GEMM that adds to a sum, kept in ``accumulator``; "": none does.
+    """
     none = Gemms()
-    first = Gemms(**{n: next(iter(_fitting(n, problem, device)), None) for n in gemms(problem)})
+    fitting = {n: _fitting(n, problem, device, accumulated, accumulator) for n in gemms(problem)}
+    first = Gemms(**{name: next(iter(tiles), None) for name, tiles in fitting.items()})
     return [none] if first == none else [none, first]
 
 
-def gemm_variations(problem: Problem, device: Device) -> Iterator[Gemms]:
+def gemm_variations(
+    problem: Problem, device: Device, accumulated: str = "", accumulator: str = ""
+) -> Iterator[Gemms]:
     """The bases, then the last base with one GEMM at a time changed to each other choice.
 
     The GEMMs run one after the other, so their times add up and each can be chosen by itself;
     the tuner combines the best of each afterwards.
     """
-    bases = gemm_bases(problem, device)
+    bases = gemm_bases(problem, device, accumulated, accumulator)
     yield from bases
     for name in gemms(problem):
-        for tile in (None, *_fitting(name, problem, device)):
+        for tile in (None, *_fitting(name, problem, device, accumulated, accumulator)):
             yield replace(bases[-1], **{name: tile})
 
 
-def _fitting(name: str, problem: Problem, device: Device) -> list[Tile]:
+def _fitting(
+    name: str, problem: Problem, device: Device, accumulated: str, accumulator: str
+) -> list[Tile]:
+    kept = accumulator if name == accumulated and name != "logits" else ""
     return [
-        tile
-        for tile in TILES[name]
-        if reject_tile(tile, GEMMS[name], problem, device, "fp32") is None
-        or reject_tile(tile, GEMMS[name], problem, device) is None
+        tile for tile in TILES[name] if not reject_tile(tile, GEMMS[name], problem, device, kept)
     ]
 
 
@@ -179,11 +193,16 @@ def tile_statistics_bytes(rows: int, columns: int, tile: Tile) -> int:
     return 8 * rows * -(-columns // tile.v_block)
 
 
-def accumulator_bytes(config: Config, problem: Problem, elements: int) -> int:
-    """Bytes of the accumulator beside its result."""
+def accumulator_bytes(config: Config, problem: Problem, rows: int) -> int:
+    """Bytes of the accumulator of some rows, beside their result."""
     if problem.dtype not in TENSOR_CORE_DTYPES or problem.dtype == "float16":
         return 0
-    return {"fp32": 4, "split24": 1, "weight_dtype": 0}[config.accumulator] * elements
+    sizes = {
+        "fp32": 4 * problem.hidden,
+        "split24": row_bytes(problem.hidden),
+        "weight_dtype": 0,
+    }
+    return sizes[config.accumulator] * rows
 
 
 def evaluation_rows(tokens: int, vocab: int, tile: Tile) -> int:

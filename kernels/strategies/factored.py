@@ -62,7 +62,7 @@ class Factored(Recompute):
                 everything = chunk == usual.chunk and slab == usual.slab
                 choose = common.gemm_variations if everything else common.gemm_bases
                 for accumulator in common.accumulators(problem):
-                    for products in choose(problem, device):
+                    for products in choose(problem, device, "dw", accumulator):
                         yield products.config(
                             self.name, chunk=chunk, slab=slab, accumulator=accumulator
                         )
@@ -90,10 +90,10 @@ class Factored(Recompute):
         backward = rows * hidden * problem.itemsize
         if config.dx is None or 0 < sum(chunks[0][1]) * slab < vocab:
             of_dx = replace(config, accumulator=_dx_accumulator(config, DTYPES[problem.dtype]))
-            backward = max(backward, common.accumulator_bytes(of_dx, problem, rows * hidden))
+            backward = max(backward, common.accumulator_bytes(of_dx, problem, rows))
         total += max(stored.forward_bytes(config, problem, rows), backward)
         if len(chunks) > 1:
-            total += common.accumulator_bytes(config, problem, vocab * hidden)
+            total += common.accumulator_bytes(config, problem, vocab)
         return total
 
     def train(
@@ -218,7 +218,7 @@ def _counts(problem: Problem, config: Config, rows: int) -> tuple[int, ...]:
     """How many of the first chunk's blocks dW and its accumulator take, if it has so many rows."""
     slab = stored.slab_of(config, problem.vocab)
     blocks = -(-problem.vocab // slab)
-    accumulator = common.accumulator_bytes(config, problem, problem.hidden) // problem.itemsize
+    accumulator = common.accumulator_bytes(config, problem, 1) // problem.itemsize
     found: list[int] = []
     for per_column in (problem.hidden, accumulator if rows < problem.tokens else 0):
         if per_column:

@@ -47,7 +47,7 @@ class Overlay(Recompute):
         for slab in sorted({*stored.SLABS, usual.slab or 0}):
             choose = common.gemm_variations if slab == usual.slab else common.gemm_bases
             for accumulator in common.accumulators(problem):
-                for products in choose(problem, device):
+                for products in choose(problem, device, "dx", accumulator):
                     yield products.config(self.name, slab=slab, accumulator=accumulator)
 
     def default(self, problem: Problem, device: Device) -> Config:
@@ -67,7 +67,7 @@ class Overlay(Recompute):
         elements = _buffer_elements(n, hidden, rounds, stored.slab_of(config, vocab))
         backward = elements * problem.itemsize
         if len(rounds) > 1 or config.dx is None:
-            backward += common.accumulator_bytes(config, problem, n * hidden)
+            backward += common.accumulator_bytes(config, problem, n)
         return max(stored.forward_bytes(config, problem, n), backward)
 
     def train(

@@ -64,7 +64,7 @@ class Recompute:
                 continue
             choose = common.gemm_variations if slab == usual else common.gemm_bases
             for accumulator in common.accumulators(problem):
-                for products in choose(problem, device):
+                for products in choose(problem, device, "dx", accumulator):
                     yield products.config(self.name, slab=slab, accumulator=accumulator)
 
     def default(self, problem: Problem, device: Device) -> Config:
@@ -90,7 +90,7 @@ class Recompute:
             return forward
         backward = common.logits_bytes(problem.tokens, slab, problem, None)
         if slab < problem.vocab:
-            backward += common.accumulator_bytes(config, problem, problem.tokens * problem.hidden)
+            backward += common.accumulator_bytes(config, problem, problem.tokens)
         return max(forward, backward)
 
     def _slab(self, config: Config, vocab: int) -> int:

@@ -49,6 +49,8 @@ class TileSkip(Recompute):
         logits, dx, dw = config.logits, config.dx, config.dw
         if logits is None or dx is None or dw is None:
             return "tile_skip needs logits, dx and dw tiles on a GPU: cuBLAS skips nothing"
+        if not dx.schedule == dw.schedule == "compiler":
+            return "tile_skip has no products scheduled by hand, got a dx or dw tile that is"
         if dw.v_block != logits.v_block:
             return f"the dw tile has {dw.v_block} columns, the logits tile cuts {logits.v_block}"
         if logits.v_block % dx.v_block:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flce_tune.kernels.config import Accumulator, Tile
-from flce_tune.kernels.limits import SUM_STRIP, programs_per_sm
+from flce_tune.kernels.limits import SUM_STRIP, product_blocks, programs_per_sm
 from flce_tune.kernels.loss import weight_total
 from flce_tune.kernels.numerators import Blocks, Entries
 from flce_tune.kernels.problem import describe_device
@@ -93,11 +93,18 @@ def _launch_product(
     last: bool,
     yielding: bool = False,
 ) -> None:
+    if tile.schedule != "compiler":
+        from flce_tune.kernels.hopper import products
+
+        if not yielding and products.serves(out, extra, entries, transposed, last and not prior):
+            products.launch_product(
+                stored, slab, block_rows, b, out, extra, row_factor, entries, entry_first, tile,
+                contraction, transposed, prior, last,
+            )  # fmt: skip
+            return
+        tile = tile.compiled
     (m, n), k = out.shape, b.shape[0]
-    m_block, k_block = {
-        "v": (tile.n_block, tile.v_block),
-        "n": (tile.v_block, tile.n_block),
-    }[contraction]
+    m_block, k_block = product_blocks(tile, contraction)
     device = describe_device(b.device)
     programs = device.sm_count * programs_per_sm(tile, b.element_size(), device, contraction)
     tiles = cdiv(m, m_block) * cdiv(n, tile.d_block)

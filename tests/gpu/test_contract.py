@@ -3,7 +3,18 @@
 import pytest
 import torch
 from exactness import assert_as_exact
-from gpu import ATOMIC, LARGE, PING_PONG, SHARED, SMALL, cuts, needs_gpu, skip_unless_it_runs
+from gpu import (
+    ATOMIC,
+    BY_HAND,
+    BY_HAND_NARROW,
+    LARGE,
+    PING_PONG,
+    SHARED,
+    SMALL,
+    cuts,
+    needs_gpu,
+    skip_unless_it_runs,
+)
 from loss_cases import expect, hold, make, run
 
 from flce_tune.kernels import reference
@@ -78,7 +89,9 @@ def test_small_tiles(features, reduction):
 )
 @with_reductions
 @pytest.mark.parametrize(
-    "tiles", [LARGE, PING_PONG, SHARED], ids=["compiler", "ping_pong", "shared"]
+    "tiles",
+    [LARGE, PING_PONG, SHARED, BY_HAND, BY_HAND_NARROW],
+    ids=["compiler", "ping_pong", "shared", "products", "narrow products"],
 )
 def test_large_tiles(tiles, n, hidden, vocab, dtype, reduction):
     skip_unless_it_runs(Config("full", **tiles), n, hidden, vocab, dtype)
@@ -87,7 +100,9 @@ def test_large_tiles(tiles, n, hidden, vocab, dtype, reduction):
 
 
 @with_reductions
-@pytest.mark.parametrize("tiles", [PING_PONG, SHARED], ids=["ping_pong", "shared"])
+@pytest.mark.parametrize(
+    "tiles", [PING_PONG, SHARED, BY_HAND], ids=["ping_pong", "shared", "products"]
+)
 @pytest.mark.parametrize("hidden", [8, 72, 1000])
 def test_tiles_scheduled_by_hand_with_options(hidden, tiles, reduction):
     skip_unless_it_runs(Config("full", **tiles), 1000, hidden, 5001, torch.bfloat16)
@@ -104,7 +119,10 @@ def test_large_tiles_with_options(features, reduction):
     hold_all(case, torch.bfloat16, cuts(LARGE, chunk=256, slab=2048), reduction)
 
 
-@pytest.mark.parametrize("tiles", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize(
+    "tiles", [LARGE, SMALL, BY_HAND, BY_HAND_NARROW],
+    ids=["large", "small", "by hand", "by hand, narrow"],
+)  # fmt: skip
 @with_reductions
 def test_split24(tiles, reduction):
     configs = {
@@ -176,10 +194,11 @@ def test_outputs_and_logprobs(kind, dtype):
         assert bool((chosen >= z.max(1).values - 2 * torch.finfo(dtype).eps * 4).all())
 
 
-@pytest.mark.parametrize("kind", ["library", "tiles", "split24"])
+@pytest.mark.parametrize("kind", ["library", "tiles", "split24", "by hand"])
 @with_reductions
 def test_twice_gives_the_same_bits(kind, reduction):
-    configs = cuts({} if kind == "library" else LARGE, chunk=256, slab=2048)
+    tiles = {"library": {}, "by hand": BY_HAND}.get(kind, LARGE)
+    configs = cuts(tiles, chunk=256, slab=2048)
     if kind == "split24":
         configs = {
             "chunked": Config("chunked", chunk=256, dw=LARGE["dw"], accumulator="split24"),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from gpu import ATOMIC, LARGE, cuts, needs_gpu, skip_unless_it_runs
+from gpu import ATOMIC, BY_HAND, LARGE, cuts, needs_gpu, skip_unless_it_runs
 from loss_cases import Case, make, run
 
 from flce_tune.errors import TargetOutOfRangeError
@@ -17,6 +17,7 @@ INF = float("inf")
 BF16 = torch.bfloat16
 CONFIGS = {f"{name}, library": config for name, config in cuts({}, 128, 256).items()}
 CONFIGS |= {f"{name}, tiles": config for name, config in cuts(LARGE, 128, 256).items()}
+CONFIGS |= {f"{name}, by hand": config for name, config in cuts(BY_HAND, 128, 256).items()}
 CONFIGS["atomic"] = ATOMIC
 with_configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 

@@ -1,11 +1,21 @@
 """``overlay`` and ``factored`` at sizes that fill real tiles."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 from exactness import assert_as_exact
-from gpu import LARGE, PING_PONG, SHARED, SMALL, needs_gpu, skip_unless_it_runs
+from gpu import (
+    BY_HAND,
+    BY_HAND_NARROW,
+    LARGE,
+    PING_PONG,
+    SHARED,
+    SMALL,
+    needs_gpu,
+    skip_unless_it_runs,
+)
 from loss_cases import expect, hold, make, run
 
 from flce_tune.kernels import strategies
@@ -25,28 +35,38 @@ SHAPES = {
 
 
 def configs(tiles, slab):
-    """Each strategy, with every exact accumulator."""
+    """Each strategy, with every exact accumulator that the tiles can keep."""
     found = {"overlay": Config("overlay", slab=slab, **tiles)}
     for chunk in (512, 1024, 4096):
         found[f"factored {chunk}"] = Config("factored", chunk=chunk, slab=slab, **tiles)
     for name, config in list(found.items()):
         found[f"{name}, split24"] = replace(config, accumulator="split24")
+    if tiles["dw"].schedule != "compiler":
+        found = {name: config for name, config in found.items() if config.accumulator != "fp32"}
     return found
 
 
 def by_hand():
     """The same, scheduled by hand where the GPU can."""
-    both = [config for tiles in (PING_PONG, SHARED) for config in configs(tiles, 768).values()]
+    kinds = (PING_PONG, SHARED, BY_HAND)
+    all_of_them = [config for tiles in kinds for config in configs(tiles, 768).values()]
     problem, device = Problem(3000, 256, 5000), describe_device(torch.device("cuda", 0))
-    return [config for config in both if not strategies.reject(config, problem, device)]
+    return [config for config in all_of_them if not strategies.reject(config, problem, device)]
 
 
 @pytest.mark.parametrize("features", [(), KNOWN], ids=["plain", "all options"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize(
     ("tiles", "slab"),
-    [(LARGE, 768), (SMALL, 256), (PING_PONG, 768), (SHARED, 768)],
-    ids=["large", "small", "ping_pong", "shared"],
+    [
+        (LARGE, 768),
+        (SMALL, 256),
+        (PING_PONG, 768),
+        (SHARED, 768),
+        (BY_HAND, 768),
+        (BY_HAND_NARROW, 768),
+    ],
+    ids=["large", "small", "ping_pong", "shared", "products", "narrow products"],
 )
 def test_as_exact_as_plain_torch(tiles, slab, shape, features):
     case = make(*shape, torch.bfloat16, features, device="cuda")
@@ -86,9 +106,14 @@ def test_confident_rows():
         hold(run(linear_cross_entropy, case, config=config), plain, truth, torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", ["overlay", "factored 1024", "factored 1024, split24"])
 @pytest.mark.parametrize(
-    "tiles", [LARGE, PING_PONG, SHARED], ids=["compiler", "ping_pong", "shared"]
+    ("tiles", "name"),
+    [
+        *itertools.product((LARGE, PING_PONG, SHARED), ("overlay", "factored 1024")),
+        *itertools.product(
+            (LARGE, PING_PONG, SHARED, BY_HAND), ("overlay, split24", "factored 1024, split24")
+        ),
+    ],
 )
 def test_twice_gives_the_same_bits(tiles, name):
     config = configs(tiles, 768)[name]

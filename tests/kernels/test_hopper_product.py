@@ -14,7 +14,7 @@ from pathlib import Path
 import gluon_emulator
 import pytest
 import torch
-from gluon_emulator import Descriptor, Machine, language, run, tensor
+from gluon_emulator import Descriptor, Machine, Pointer, language, run, tensor
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +26,13 @@ hopper_product = importlib.import_module("flce_tune.kernels.hopper.product")
 product = importlib.import_module("flce_tune.kernels.triton.product")
 
 ROWS, N_BLOCK, GROUP = 8, 32, 2
-SUMS = {"once": (False, True), "first": (False, False), "next": (True, False), "last": (True, True)}
+SUMS = {  # kept as split24, of earlier parts, the last part
+    "once": (False, False, True),
+    "first": (True, False, False),
+    "next": (True, True, False),
+    "last": (True, True, True),
+    "rounded": (False, True, True),
+}
 
 
 def split(value):
@@ -37,12 +43,24 @@ def split(value):
     return (bits >> 16).to(torch.int16), (bits >> 8 & 0xFF).to(torch.uint8)
 
 
+def in_blocks(stored, slab, block_rows):
+    """The matrix in blocks of ``slab`` columns, one by one; NaN in the padding."""
+    rows, columns = stored.shape
+    count = -(-columns // slab)
+    blocks = torch.full((count, block_rows, slab), torch.nan, dtype=stored.dtype)
+    for i, some in enumerate(stored.split(slab, 1)):
+        blocks[i, :rows, : some.shape[1]] = some
+        blocks[i, :, some.shape[1] :] = 0  # as what fills blocks does
+    blocks[:, rows : -(-rows // ROWS) * ROWS] = 0
+    return blocks.view(-1, slab)
+
+
 def emulate(
     m, n, depth, *, kind="next", transposed=True, lead=2, k_block=4, stages=7, programs=2, seed=0,
-    module=hopper_product,
+    slab=0, joined=False, module=hopper_product,
 ):  # fmt: skip
     """Upper and lower bits that the kernel leaves, and those that it should."""
-    prior, last = SUMS[kind]
+    kept_split, prior, last = SUMS[kind]
     torch.manual_seed(seed)
     a = torch.randint(-8, 9, (m, depth)).bfloat16()  # so that no order of a sum matters
     b = torch.randint(-8, 9, (depth, n)).bfloat16()
@@ -51,19 +69,34 @@ def emulate(
     before[0, :3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
     high, low = split(before)
     kept = (high.int() << 16 | low.int() << 8).view(torch.float32)
+    if not kept_split:
+        kept = high.view(torch.bfloat16).float()
     out, extra = high.view(torch.bfloat16), low
     if not prior:
         out, extra = torch.full_like(out, torch.nan), torch.full_like(extra, 7)
     stored, strip = (a.t().contiguous() if transposed else a), [ROWS, 2 * k_block]
+    block_rows = -(-len(stored) // 16) * 16
+    value = 0.0 + a.float() @ b.float()  # no negative zero
+    rows = (None, None, None, None, 0)
+    if joined:
+        factor = 2.0 ** torch.randint(-2, 3, (m,))
+        entry_b = torch.randint(-8, 9, (11, n)).bfloat16()
+        source, label = torch.randint(0, 11, (m,)), torch.randint(-3, 4, (m,)) / 4
+        entry_b[source[label == 0]] = torch.nan  # nobody may look there
+        label[entry_b[source].isnan().any(1)] = 0
+        rows = (*map(Pointer, (factor, source, label, entry_b)), n)
+        value = value * factor[:, None] + label[:, None] * entry_b[source].float().nan_to_num(0.0)
     arguments = (
-        Descriptor(stored, [k_block, ROWS] if transposed else [ROWS, k_block]),
+        Descriptor(
+            in_blocks(stored, slab, block_rows) if slab else stored,
+            [k_block, ROWS] if transposed else [ROWS, k_block],
+        ),
         Descriptor(b, [k_block, N_BLOCK]), Descriptor(out, strip),
-        None if kind == "once" else Descriptor(extra, strip),
-        m, n, depth, GROUP, stages, lead, transposed, prior, last,
+        Descriptor(extra, strip) if kept_split else None,
+        *rows, m, n, depth, block_rows, GROUP, stages, lead, transposed, slab, prior, last,
     )  # fmt: skip
     untouched = extra.clone()
     run(module, "product_kernel", arguments, programs, seed)
-    value = 0.0 + a.float() @ b.float()  # no negative zero
     value = value + kept if prior else value
     if last:
         return (out.view(torch.int16), extra), (value.bfloat16().view(torch.int16), untouched)
@@ -91,6 +124,13 @@ def test_source_computes_the_product_in_any_order_of_events(kind, lead, m, n, de
 @pytest.mark.parametrize("kind", SUMS)
 def test_wide_strips_and_a_ring_that_holds_less_than_the_lead_and_a_tile(kind):
     check(37, 72, 40, kind=kind, k_block=8, stages=4, lead=3, seed=1)
+
+
+@pytest.mark.parametrize("kind", SUMS)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("m", "n", "depth"), [(32, 64, 24), (37, 40, 18)])
+def test_blocks_of_a_and_what_joins_the_product(kind, transposed, m, n, depth):
+    check(m, n, depth, kind=kind, transposed=transposed, slab=16, joined=not transposed, seed=m)
 
 
 @pytest.mark.parametrize("programs", [1, 5])
@@ -130,28 +170,36 @@ MUTANTS = {
         "            ready = full.index(stage)\n            if PRIOR",
     ),
     "fewer bytes are expected": ("2 * low_desc.block_type.nbytes", "low_desc.block_type.nbytes"),
+    "a block's rows are another's": ("across // SLAB * block_rows", "across // SLAB * m"),
+    "columns go on in the next block": ("across %= SLAB", "across += 0"),
+    "the factor is left out": ("part *= factor[:, None]", "pass"),
+    "an entry is another row's": (
+        "of_rows(source_ptr, rows, m)",
+        "of_rows(source_ptr, rows ^ 1, m)",
+    ),
     "turns are not taken": ("mbarrier.arrive(turns.index(1 - WHICH))", "pass"),
     "one consumer hands a stage on": ("empty.index(stage), count=2", "empty.index(stage), count=1"),
 }
 
 
-def test_narrow_is_the_product_kernels():
+def test_narrow_keeps_24_bits_of_any_float():
     high = torch.arange(-(2**15), 2**15, dtype=torch.int32)[:, None] << 16
     low = torch.tensor([0, 1, 0x7F, 0x80, 0x7FFF, 0xFF7F, 0xFF80, 0xFFFF], dtype=torch.int32)
-    values = tensor((high | low).view(torch.float32))
+    values = (high | low).view(torch.float32)
     names = language(Machine(0), 0, 1)
-    got, expected = (
-        types.FunctionType(narrow.fn.__code__, names)(values)
-        for narrow in (hopper_product.narrow, product.narrow)
-    )
-    for a, b in zip(got, expected, strict=True):
-        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    narrow = types.FunctionType(hopper_product.narrow.fn.__code__, names)
+    for got, expected in zip(narrow(tensor(values)), split(values), strict=True):
+        assert torch.equal(got.view(expected.dtype), expected)
 
 
 def check_often(module):
     for seed in range(12):
         kind, stages = ("first", "next")[seed % 2], 4 + seed % 3
-        check(33, 64, 24, kind=kind, stages=stages, seed=seed, module=module)
+        joined = seed % 4 > 1
+        check(
+            33, 64, 24, kind=kind, stages=stages, seed=seed, module=module, joined=joined,
+            slab=16 if joined else 0,
+        )  # fmt: skip
 
 
 def test_the_protocol_is_right_where_wrong_ones_are_noticed():
@@ -177,7 +225,7 @@ def test_compiles_for_hopper_without_spills(tmp_path):
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     script = ROOT / "tests/support/compile_hopper_product.py"
     done = subprocess.run(
-        [sys.executable, str(script), "0"],
+        [sys.executable, str(script), "0", "1", "2"],
         env=environment,
         capture_output=True,
         text=True,

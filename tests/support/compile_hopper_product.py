@@ -10,41 +10,83 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from compile_hopper import HOPPER, told
+from torch import Tensor
 from triton.runtime import driver
 
+from flce_tune.kernels.config import Tile
 from flce_tune.kernels.hopper.product import product_kernel
+from flce_tune.kernels.hopper.products import arguments
+from flce_tune.kernels.limits import shared_memory
+from flce_tune.kernels.numerators import Entries
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "probes"))
-from pingpong_product_schedule import ProductSchedule, arguments
+M, N, K, SLAB = 512, 512, 1024, 512
 
-NARROW, WIDE = ProductSchedule(32, 9, lead=5), ProductSchedule(64, 4, lead=2)
+
+@dataclass(frozen=True)
+class Case:
+    """A variant of the kernel."""
+
+    k_block: int
+    contraction: str  # "v" for dX, "n" for dW
+    split: bool = False
+    prior: bool = False
+    last: bool = True
+    blocks: bool = False  # A lies in blocks; dX has a row factor and entries
+
+    @property
+    def tile(self) -> Tile:
+        stages = {32: 9, 64: 4}[self.k_block]
+        n, v = (128, self.k_block) if self.contraction == "v" else (self.k_block, 128)
+        return Tile(n, v, 256, 8, stages, 16, "shared")
+
+
 CASES = (
-    # transposed, sum kept as split24, prior, last
-    (NARROW, True, True, True, False),
-    (WIDE, False, False, False, True),
-    (NARROW, False, True, True, True),
-    (NARROW, False, False, False, True),
-    (WIDE, True, True, True, False),
-    (WIDE, True, True, False, False),
-    (NARROW, False, True, True, False),
+    Case(64, "n", split=True, prior=True, last=False, blocks=True),
+    Case(64, "v", split=True, prior=True, blocks=True),
+    Case(32, "v", blocks=True),
+    Case(32, "n", split=True, prior=True, last=False),
+    Case(64, "v", split=True, last=False, blocks=True),
+    Case(64, "n", prior=True, blocks=True),
+    Case(64, "v"),
+    Case(32, "v", split=True, prior=True),
+    Case(64, "n", split=True, last=False),
+    Case(32, "v", split=True, prior=True, last=False, blocks=True),
+    Case(64, "v", split=True, prior=True, last=False, blocks=True),
+    Case(64, "v", prior=True, blocks=True),
 )
+
+
+def matrix(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(rows, columns, dtype=dtype)
+
+
+def compiled(case: Case) -> Any:
+    transposed = case.contraction == "n"
+    stored = matrix(K, M) if transposed else matrix(M, K)
+    if case.blocks:
+        stored = matrix(2 * (K if transposed else M), SLAB)
+    factor = entries = None
+    if case.blocks and not transposed:
+        row, factor = torch.arange(M), torch.empty(M)
+        entries = Entries(row, row, factor, row.int(), matrix(K, N), 128)
+    given, constants = arguments(
+        stored, SLAB if case.blocks else 0, K if transposed else M, matrix(K, N), matrix(M, N),
+        matrix(M, N, torch.uint8) if case.split else None, factor, entries, case.tile,
+        case.contraction, transposed, case.prior, case.last,
+    )  # fmt: skip
+    return product_kernel.warmup(*given, grid=(1,), **constants)
 
 
 def main() -> None:
     driver.set_active(HOPPER)
-    m, n, k = 512, 512, 1024
-    for which in map(int, sys.argv[1:] or range(len(CASES))):
-        schedule, transposed, split, prior, last = CASES[which]
-        a = torch.empty(k, m).bfloat16().t() if transposed else torch.empty(m, k).bfloat16()
-        b, out = torch.empty(k, n).bfloat16(), torch.empty(m, n).bfloat16()
-        extra = torch.empty(m, n, dtype=torch.uint8) if split else None
-        given = arguments(schedule, a, b, out, extra, prior, last)
-        kernel = product_kernel.warmup(*given, grid=(1,), num_warps=4)
-        row = {"case": CASES[which][1:], **told(kernel, schedule, schedule.shared_memory)}
+    for case in (CASES[int(which)] for which in sys.argv[1:] or range(len(CASES))):
+        estimate = shared_memory(case.tile, case.contraction, 2)
+        row = {"case": str(case), **told(compiled(case), case.tile, estimate)}
         print(json.dumps(row), flush=True)
 
 

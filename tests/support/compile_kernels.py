@@ -197,7 +197,8 @@ def main() -> None:
     device = Device("cuda", "a GPU", (major, minor), 100, smem, 1 << 34)
     target = GPUTarget("cuda", 10 * major + minor, 32)
     for name, contraction in GEMMS.items():
-        for tile in TILES[name][::3] + TILES[name][-1:]:
+        tiles = [tile for tile in TILES[name] if tile.schedule == "compiler"]
+        for tile in tiles[::3] + tiles[-1:]:
             for accumulator in ("",) if name == "logits" else ("", "split24"):
                 if reject_tile(tile, contraction, PROBLEM, device, accumulator):
                     continue

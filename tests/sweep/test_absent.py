@@ -12,6 +12,7 @@ from flce_tune.errors import SweepError
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config, Tile
 from flce_tune.kernels.problem import Problem
+from flce_tune.kernels.strategies.common import TILES as TILES_PROPOSED
 from flce_tune.sweep.failures import CandidateError
 from flce_tune.sweep.measure import OpBench
 from flce_tune.tuning_db.records import Status
@@ -85,6 +86,17 @@ def test_a_launch_of_any_other_strategy_finds_it_too(absent_gpu, tmp_path):
     assert {"atomic_kernel", "slab_gradient_kernel"} < require_found(
         absent_gpu, tmp_path, PROBLEM, others
     )
+
+
+@pytest.mark.slow
+def test_a_launch_of_tiles_scheduled_by_hand_finds_them(absent_gpu, tmp_path):
+    by_hand = {name: tiles[0] for name, tiles in TILES_PROPOSED.items()}
+    configs = [
+        Config("factored", chunk=256, slab=512, accumulator="split24", **by_hand),
+        Config("recompute", slab=1024, accumulator="split24", **by_hand),
+    ]
+    kernels = require_found(absent_gpu, tmp_path, PROBLEM, configs)
+    assert {"numerators_kernel", "product_kernel", "entries_kernel"} < kernels
 
 
 @pytest.mark.slow

@@ -152,7 +152,7 @@ def test_a_quick_sweep_keeps_the_first_tiles_and_few_sizes():
 
 
 def test_a_walk_starts_at_the_nearest_known_winner():
-    near = [Config("full", logits=Tile(128, 256, 64, group=32), dx=Tile(128, 64, 256))]
+    near = [Config("full", logits=Tile(128, 256, 64, group=32), dx=TILES_PROPOSED["dx"][0])]
     search = Search(LARGE, H200, SweepOptions(strategies=("full",)), near, near)
     assert set(run(search)) >= {Config("full", logits=near[0].logits, dx=near[0].dx)}
     with_start = next(itertools.islice(search.batches(lambda config: 1.0), 1, None))

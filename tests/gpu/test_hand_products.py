@@ -1,0 +1,62 @@
+"""Gradients' products scheduled by hand, bit for bit."""
+
+import pytest
+import torch
+from gpu import BY_HAND, BY_HAND_NARROW, needs_gpu, skip_unless_it_runs
+from hand_products import Case, check_dw, check_dx, check_plain
+
+from flce_tune.kernels.config import Config
+from flce_tune.kernels.numerators import Entries
+from flce_tune.kernels.products import Sum
+
+pytestmark = needs_gpu
+
+SHAPES = {  # tokens, hidden, vocab
+    "even": (512, 512, 1024),
+    "ragged": (333, 200, 1001),
+    "slivers": (257, 264, 897),
+    "few": (5, 40, 24),
+    "more tiles than programs": (2100, 1032, 5000),
+}
+with_shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+with_tiles = pytest.mark.parametrize("tiles", [BY_HAND, BY_HAND_NARROW], ids=["64", "32"])
+with_sums = pytest.mark.parametrize(
+    ("accumulator", "parts"), [("split24", 3), ("weight_dtype", 3), ("weight_dtype", 1)]
+)
+
+
+@pytest.fixture(autouse=True)
+def _runs(tiles):
+    skip_unless_it_runs(Config("full", **tiles), 512, 512, 1024, torch.bfloat16)
+
+
+@with_tiles
+@with_shapes
+@with_sums
+def test_sums_of_products(tiles, shape, accumulator, parts):
+    check_plain(Case(shape, "cuda"), tiles["dx"], "v", accumulator, parts)
+    check_plain(Case(shape, "cuda"), tiles["dw"], "n", accumulator, parts)
+
+
+@with_tiles
+@with_shapes
+@with_sums
+def test_blocks_with_factors_and_entries(tiles, shape, accumulator, parts):
+    check_dx(Case(shape, "cuda"), tiles["dx"], accumulator, parts)
+    check_dw(Case(shape, "cuda"), tiles["dw"], accumulator, parts)
+
+
+@with_tiles
+def test_twice_gives_the_same_bits(tiles):
+    case = Case(SHAPES["ragged"], "cuda")
+    e = torch.randn(case.n, case.vocab, generator=case.generator, device="cuda").bfloat16()
+    x = torch.randn(case.n, case.hidden, generator=case.generator, device="cuda").bfloat16()
+    value, target = case.labels()
+    entries = Entries.of_dw(value * torch.pi, target, x, case.vocab, 128)
+    results = []
+    for _ in range(2):
+        total = Sum(case.output(case.vocab)[0], 2, "split24", tiles["dw"], "n")
+        for _ in range(2):
+            total.add_transposed([case.blocks(e)], x, entries)
+        results.append(total.result())
+    assert torch.equal(*results)

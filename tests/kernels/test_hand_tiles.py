@@ -1,0 +1,182 @@
+"""Where gradients' tiles scheduled by hand are allowed, proposed and taken."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flce_tune.kernels import strategies
+from flce_tune.kernels.config import ACCUMULATORS, Config, Tile
+from flce_tune.kernels.limits import reject_tile, shared_memory
+from flce_tune.kernels.numerators import Entries
+from flce_tune.kernels.problem import Device, Problem
+from flce_tune.kernels.products import Sum
+from flce_tune.kernels.strategies.common import GEMMS, TILES, accumulators, preferred_tiles
+
+H200 = Device("cuda", "NVIDIA H200", (9, 0), 132, 232448, 150 << 30)
+H100_NEXT = replace(H200, capability=(10, 0))
+PROBLEM = Problem(8192, 4096, 128256)
+DX, DW = (TILES[name][0] for name in ("dx", "dw"))
+NARROW_DX = Tile(128, 32, 256, 8, 9, 16, "shared")
+NARROW_DW = Tile(32, 128, 256, 8, 9, 16, "shared")
+
+
+@pytest.fixture(autouse=True)
+def _triton(monkeypatch):
+    monkeypatch.setattr("flce_tune.kernels.limits._triton", lambda: (3, 6))
+
+
+@pytest.mark.parametrize(
+    ("tile", "contraction"), [(DX, "v"), (NARROW_DX, "v"), (DW, "n"), (NARROW_DW, "n")], ids=str
+)
+def test_tiles_keep_any_sum_but_float32(tile, contraction):
+    for accumulator in ("", "split24", "weight_dtype"):
+        assert reject_tile(tile, contraction, PROBLEM, H200, accumulator) is None
+    reason = reject_tile(tile, contraction, PROBLEM, H200, "fp32")
+    assert reason.startswith("a shared tile keeps no float32 sums")
+    assert shared_memory(tile, contraction, 2) < H200.shared_memory_per_block
+
+
+@pytest.mark.parametrize(
+    ("tile", "contraction", "reason"),
+    [
+        (replace(DX, schedule="ping_pong"), "v", "computes logits only"),
+        (replace(DX, n_block=64), "v", "is 128 × 256, got 64 × 256"),
+        (replace(DW, d_block=128), "n", "is 128 × 256, got 128 × 128"),
+        (replace(DX, v_block=16), "v", "takes 32 or 64 at once, got 16"),
+        (replace(DW, n_block=128, num_stages=2), "n", "takes 32 or 64 at once, got 128"),
+        (replace(DW, num_warps=4), "n", "has 8 warps, got 4"),
+        (replace(DW, num_stages=1), "n", "has at least 2 stages, got 1"),
+        (replace(NARROW_DW, num_stages=10), "n", r"num_stages must be in \[1, 9\], got 10"),
+        (replace(DX, num_stages=5), "v", "bytes of shared memory"),
+    ],
+    ids=str,
+)
+def test_others_are_refused_with_a_reason(tile, contraction, reason):
+    with pytest.raises(ValueError, match=reason):
+        raise ValueError(reject_tile(tile, contraction, PROBLEM, H200))
+
+
+def test_they_need_hopper_and_bfloat16():
+    assert "compute capability 9.0" in reject_tile(DX, "v", PROBLEM, H100_NEXT)
+    assert "bfloat16 only" in reject_tile(DX, "v", replace(PROBLEM, dtype="float16"), H200)
+
+
+PROBLEMS = [
+    Problem(tokens, hidden, vocab, dtype, accumulate=accumulate, mode=mode, features=features)
+    for tokens, hidden, vocab in ((8192, 4096, 128256), (300, 72, 1000), (1, 8, 17))
+    for dtype, accumulate in (
+        ("bfloat16", "fp32"), ("bfloat16", "weight_dtype"), ("float16", "fp32"),
+    )
+    for mode in ("train", "train_frozen_weight", "eval")
+    for features in ((), ("per_token",), ("softcap",))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_no_default_is_refused(problem):
+    assert strategies.reject(strategies.default(problem, H200), problem, H200) is None
+    for name in strategies.names():
+        chosen = strategies.get(name).default(problem, H200)
+        reason = strategies.reject(chosen, problem, H200)
+        assert reason is None or "shared tile" not in reason
+    tiles = preferred_tiles(problem, H200)
+    for name, kept in itertools.product(("dx", "dw"), ("", *accumulators(problem)[:1])):
+        tile = getattr(tiles, name)
+        assert tile is None or reject_tile(tile, GEMMS[name], problem, H200, kept) is None
+
+
+@pytest.mark.parametrize("name", ["chunked", "recompute", "factored", "overlay", "full"])
+def test_spaces_hold_them_beside_tiles_for_float32_sums(name):
+    space = strategies.space(PROBLEM, H200, strategy=name)
+    assert {DX, DW} <= {tile for config in space for tile in (config.dx, config.dw)}
+    summed = {"chunked": "dw", "factored": "dw", "recompute": "dx", "overlay": "dx"}
+    if name in summed:
+        tiles = [getattr(c, summed[name]) for c in space if c.accumulator == "fp32"]
+        assert any(tile is not None and tile.schedule == "compiler" for tile in tiles)
+        assert not {DX, DW} & set(tiles)
+
+
+def test_tile_skip_takes_none():
+    problem = replace(PROBLEM, tokens=1024)
+    default = strategies.get("tile_skip").default(problem, H200)
+    assert default.dx == default.dx.compiled
+    assert default.dw == default.dw.compiled
+    by_hand = replace(default, dw=DW)
+    assert "no products scheduled by hand" in strategies.get("tile_skip").reject(
+        by_hand, problem, H200
+    )
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Who is asked for a product."""
+    pytest.importorskip("triton")
+    launch = pytest.importorskip("flce_tune.kernels.triton.launch")
+    products = pytest.importorskip("flce_tune.kernels.hopper.products")
+    asked = []
+
+    class Kernel:
+        def __init__(self, name):
+            self.name = name
+
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: asked.append((self.name, kwargs))
+
+    monkeypatch.setattr(launch, "product_kernel", Kernel("compiler"))
+    monkeypatch.setattr(products, "product_kernel", Kernel("hand"))
+    monkeypatch.setattr(products, "launch_entries", lambda *_: asked.append(("entries", {})))
+    return asked
+
+
+def add_chunks(parts, accumulator, *, labels=True, yielding=False, dtype=torch.bfloat16):
+    """Let a sum of dW be launched."""
+    from flce_tune.kernels.numerators import Blocks
+
+    n, hidden, vocab = 40, 24, 256
+    x = torch.zeros(n, hidden, dtype=torch.bfloat16)
+    blocks = Blocks(torch.zeros(256, vocab, dtype=torch.bfloat16), n, slice(0, vocab))
+    target = torch.zeros(n, dtype=torch.int64)
+    entries = Entries.of_dw(torch.zeros(n), target, x, vocab, 128) if labels else None
+    out = torch.empty(vocab, hidden, dtype=dtype)
+    dw = Sum(out, parts, accumulator, DW, "n", yielding=yielding)
+    for _ in range(parts):
+        dw.add_transposed([blocks], x, entries)
+
+
+@pytest.mark.parametrize("accumulator", ["split24", "weight_dtype"])
+def test_entries_join_a_kept_sum_after_the_first_product_and_before_others(taken, accumulator):
+    add_chunks(3, accumulator)
+    names = [name for name, _ in taken]
+    assert names == ["hand", "entries", "entries", "hand", "entries", "hand"]
+    flags = [(kwargs["PRIOR"], kwargs["LAST"]) for name, kwargs in taken if name == "hand"]
+    rounded = accumulator == "weight_dtype"
+    assert flags == [(False, rounded), (True, rounded), (True, True)]
+
+
+@pytest.mark.parametrize(
+    ("accumulator", "options"),
+    [
+        ("fp32", {"parts": 2}),
+        ("split24", {"parts": 1}),  # entries, and nothing is kept
+        ("split24", {"parts": 2, "yielding": True}),
+        ("weight_dtype", {"parts": 2, "dtype": torch.float32}),
+    ],
+    ids=str,
+)
+def test_what_the_hand_cannot_do_the_compiler_does(taken, accumulator, options):
+    add_chunks(accumulator=accumulator, **options)
+    assert {name for name, _ in taken} == {"compiler"}
+    assert all(kwargs["num_stages"] == 3 for _, kwargs in taken)
+
+
+@pytest.mark.parametrize("accumulator", ACCUMULATORS)
+def test_a_part_written_once_without_entries_needs_no_sum(taken, accumulator):
+    add_chunks(1, accumulator, labels=False)
+    assert [name for name, _ in taken] == ["hand"]
+
+
+def test_a_config_with_them_survives_json():
+    config = Config("factored", chunk=2048, slab=4096, dx=DX, dw=NARROW_DW, accumulator="split24")
+    assert Config.from_dict(config.to_dict()) == config
