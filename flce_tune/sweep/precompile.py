@@ -20,6 +20,7 @@ from flce_tune.sweep.failures import CandidateError
 from flce_tune.sweep.measure import BenchFactory
 from flce_tune.sweep.places import Place, PlaceLostError
 from flce_tune.sweep.worker import POLL_S, StoppedError
+from flce_tune.tuning_db.records import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,9 @@ class Precompiler:
         try:
             call("compile", task.config, task.ragged, timeout_s=self._timeout_s)
         except CandidateError as error:
-            if not task.ragged:  # that is for the check on the neighbour to say
+            # Of the neighbour the check on it will tell, and of an error that is not a compiler's
+            # the measuring: it may be for want of a GPU.
+            if not task.ragged and error.status is not Status.ERROR:
                 with self._changed:
                     self._failures[task.config] = error
         finally:

@@ -32,7 +32,6 @@ TILES: dict[str, tuple[Tile, ...]] = {
         Tile(128, 128, 64, num_warps=8, num_stages=5, group=16, schedule="ping_pong"),
         Tile(128, 256, 64, num_warps=8, num_stages=4, group=16, schedule="shared"),
         Tile(128, 256, 64, num_warps=8, num_stages=3, group=16),
-        Tile(128, 256, 64, num_warps=8, num_stages=3, group=8),
         Tile(128, 256, 64, num_warps=8, num_stages=3, group=32),
         Tile(256, 128, 64, num_warps=8, num_stages=3, group=8),
         Tile(128, 128, 64, num_warps=4, num_stages=3, group=8),
@@ -41,7 +40,6 @@ TILES: dict[str, tuple[Tile, ...]] = {
     "dx": (
         Tile(128, 64, 256, num_warps=8, num_stages=4, group=16, schedule="shared"),
         Tile(128, 64, 256, num_warps=8, num_stages=3, group=8),
-        Tile(128, 64, 256, num_warps=8, num_stages=4, group=8),
         Tile(128, 64, 256, num_warps=8, num_stages=3, group=16),
         Tile(256, 64, 128, num_warps=8, num_stages=3, group=8),
         Tile(128, 64, 128, num_warps=4, num_stages=3, group=8),
@@ -50,7 +48,6 @@ TILES: dict[str, tuple[Tile, ...]] = {
     "dw": (
         Tile(64, 128, 256, num_warps=8, num_stages=4, group=16, schedule="shared"),
         Tile(64, 128, 256, num_warps=8, num_stages=3, group=8),
-        Tile(64, 128, 256, num_warps=8, num_stages=4, group=8),
         Tile(64, 128, 256, num_warps=8, num_stages=3, group=16),
         Tile(64, 256, 128, num_warps=8, num_stages=3, group=8),
         Tile(64, 128, 128, num_warps=4, num_stages=3, group=8),
