@@ -69,13 +69,16 @@ class Chunked:
                     yield products.config(self.name, chunk=chunk, accumulator=accumulator)
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """Chunks of 512 MiB of logits: long enough for the GEMMs to run at full rate."""
+        """Chunks of 512 MiB of logits: long enough for the GEMMs to run at full rate.
+
+        The library's products, but what is scheduled by hand where that can be: not dX, whose
+        tiles are too few in a chunk to fill a GPU.
+        """
         rows = max(1, (512 << 20) // (problem.vocab * problem.itemsize))
         chunk = max(CHUNK_MULTIPLE, rows // CHUNK_MULTIPLE * CHUNK_MULTIPLE)
-        return Config(
-            self.name,
-            chunk=min(chunk, 4096),
-            accumulator=common.accumulators(problem)[0],
+        products, accumulator = common.by_hand(problem, device)
+        return replace(products, dx=None).config(
+            self.name, chunk=min(chunk, 4096), accumulator=accumulator
         )
 
     def workspace(self, config: Config, problem: Problem) -> int:

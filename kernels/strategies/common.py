@@ -24,6 +24,9 @@ from flce_tune.kernels.values import (
 EVALUATION_BYTES = 48 << 20
 """Budget of an evaluation's logits or tile statistics."""
 
+HOST_FLOPS = 1 << 40
+"""What a large GPU does while a host launches a step."""
+
 GEMMS = {"logits": "d", "dx": "v", "dw": "n"}
 """Each GEMM of a config and the dimension it sums over."""
 
@@ -137,6 +140,19 @@ def preferred_tile(name: str, problem: Problem, device: Device) -> Tile | None:
 def preferred_tiles(problem: Problem, device: Device) -> Gemms:
     """The preferred tile of every GEMM."""
     return Gemms(*(preferred_tile(name, problem, device) for name in GEMMS))
+
+
+def by_hand(problem: Problem, device: Device) -> tuple[Gemms, Accumulator]:
+    """The products that can be scheduled by hand, dW's sum among them, and what keeps that.
+
+    None of a problem so small that the host's time counts, of which a library takes less.
+    """
+    kept = accumulators(problem)[-1]
+    if problem.flops < HOST_FLOPS:
+        return Gemms(), accumulators(problem)[0]
+    found = {n: _fitting(n, problem, device, "dw", kept)[:1] for n in gemms(problem)}
+    tiles = {n: tile for n, some in found.items() for tile in some if tile.schedule != "compiler"}
+    return Gemms(**tiles), kept if "dw" in tiles else accumulators(problem)[0]
 
 
 def gemm_bases(

@@ -128,3 +128,16 @@ def test_no_default_is_rejected(mode, accumulate, features):
     for device in (HOPPER, replace(HOPPER, capability=(10, 0))):
         config = strategies.default(problem, device)
         assert strategies.reject(config, problem, device) is None
+
+
+def test_a_large_problem_is_chunked_by_hand_and_a_small_one_by_the_library():
+    chunked = strategies.get("chunked")
+    large = chunked.default(replace(PROBLEM, tokens=16384, vocab=128256), HOPPER)
+    assert large.logits.schedule == "ping_pong"
+    assert large.dw.schedule == "shared"
+    assert large.accumulator == "split24"
+    assert large.dx is None
+    small = chunked.default(replace(PROBLEM, tokens=256), HOPPER)
+    assert (small.logits, small.dx, small.dw, small.accumulator) == (None, None, None, "fp32")
+    old = chunked.default(replace(PROBLEM, tokens=16384), replace(HOPPER, capability=(8, 0)))
+    assert (old.logits, old.dx, old.dw, old.accumulator) == (None, None, None, "fp32")
