@@ -131,9 +131,12 @@ def gemms(problem: Problem) -> tuple[str, ...]:
 def preferred_tile(name: str, problem: Problem, device: Device) -> Tile | None:
     """The tile known to be fast where one is known, on sm_90; else None.
 
-    One that can keep the sums a default config does.
+    One that can keep the sums a default config does. Logits that nobody stores go by the tile that
+    reads least.
     """
     fitting = _fitting(name, problem, device, name, accumulators(problem)[0])
+    if problem.mode == "eval":
+        fitting.sort(key=lambda tile: tile.schedule != "shared")
     return fitting[0] if fitting and device.capability >= (9, 0) else None
 
 
