@@ -85,9 +85,12 @@ def gradient_dtype(compute: torch.dtype) -> torch.dtype:
     return torch.float32 if compute == torch.float16 else compute
 
 
-def accumulators(problem: Problem) -> tuple[Accumulator, ...]:
-    """The accumulators that keep the accuracy the problem asks for, the default first."""
-    if problem.accumulate == "weight_dtype":
+def accumulators(problem: Problem, name: str = "dw") -> tuple[Accumulator, ...]:
+    """The accumulators that keep the accuracy the problem asks for, the default first.
+
+    ``accumulate`` speaks of dW; dX is summed exactly.
+    """
+    if name == "dw" and problem.accumulate == "weight_dtype":
         return ("weight_dtype",)
     return ("fp32", "split24") if problem.dtype == "bfloat16" else ("fp32",)
 
@@ -131,10 +134,10 @@ def gemms(problem: Problem) -> tuple[str, ...]:
 def preferred_tile(name: str, problem: Problem, device: Device) -> Tile | None:
     """The tile known to be fast where one is known, on sm_90; else None.
 
-    One that can keep the sums a default config does. Logits that nobody stores go by the tile that
+    One that can keep the smallest of exact sums. Logits that nobody stores go by the tile that
     reads least.
     """
-    fitting = _fitting(name, problem, device, name, accumulators(problem)[0])
+    fitting = _fitting(name, problem, device, name, accumulators(problem, name)[-1])
     if problem.mode == "eval":
         fitting.sort(key=lambda tile: tile.schedule != "shared")
     return fitting[0] if fitting and device.capability >= (9, 0) else None

@@ -9,6 +9,9 @@ from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Device, Problem
 
+LEAST_CHUNK = 512
+"""Tokens; dW's sum takes longer than its product in shorter chunks, and than computing twice."""
+
 
 def analytic_default(
     problem: Problem, device: Device, workspace_limit: int | None = None
@@ -36,7 +39,7 @@ def candidates(problem: Problem, device: Device) -> Iterator[Config]:
         yield recompute
     assert chunked.chunk is not None
     chunk = chunked.chunk
-    while chunk >= 128:
+    while chunk == chunked.chunk or chunk >= LEAST_CHUNK:
         yield replace(chunked, chunk=chunk)
         chunk //= 2
     yield overlay

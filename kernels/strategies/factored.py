@@ -75,7 +75,7 @@ class Factored(Recompute):
             self.name,
             chunk=min(chunk, padded(problem.tokens)),
             slab=4096,
-            accumulator=common.accumulators(problem)[0],
+            accumulator=common.accumulators(problem)[-1],
         )
 
     def workspace(self, config: Config, problem: Problem) -> int:

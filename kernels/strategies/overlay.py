@@ -46,7 +46,7 @@ class Overlay(Recompute):
             return
         for slab in sorted({*stored.SLABS, usual.slab or 0}):
             choose = common.gemm_variations if slab == usual.slab else common.gemm_bases
-            for accumulator in common.accumulators(problem):
+            for accumulator in common.accumulators(problem, "dx"):
                 for products in choose(problem, device, "dx", accumulator):
                     yield products.config(self.name, slab=slab, accumulator=accumulator)
 
@@ -55,7 +55,7 @@ class Overlay(Recompute):
         return common.preferred_tiles(problem, device).config(
             self.name,
             slab=4096,
-            accumulator=common.accumulators(problem)[0],
+            accumulator=common.accumulators(problem, "dx")[-1],
         )
 
     def workspace(self, config: Config, problem: Problem) -> int:

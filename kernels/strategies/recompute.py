@@ -63,7 +63,7 @@ class Recompute:
             if slab >= problem.vocab and slab != usual:
                 continue
             choose = common.gemm_variations if slab == usual else common.gemm_bases
-            for accumulator in common.accumulators(problem):
+            for accumulator in common.accumulators(problem, "dx"):
                 for products in choose(problem, device, "dx", accumulator):
                     yield products.config(self.name, slab=slab, accumulator=accumulator)
 
@@ -75,7 +75,7 @@ class Recompute:
             self.name,
             logits=common.preferred_tile("logits", problem, device),
             slab=min(slab, SLABS[-1]),
-            accumulator=common.accumulators(problem)[0],
+            accumulator=common.accumulators(problem, "dx")[0],
         )
 
     def workspace(self, config: Config, problem: Problem) -> int:

@@ -221,7 +221,8 @@ def test_without_a_limit_memory_is_not_paid_for_three_percent(
 def test_if_nothing_fits_the_smallest_is_chosen_and_says_so(
     make_dispatcher, make_winner, problem, h200
 ):
-    smaller_than_default = Config("recompute", slab=8)
+    dx = Tile(128, 64, 128, num_warps=4)
+    smaller_than_default = Config("recompute", slab=8, dx=dx, accumulator="split24")
     default = strategies.default(problem, h200, 1)
     assert strategies.workspace(smaller_than_default, problem) < strategies.workspace(
         default, problem

@@ -12,8 +12,8 @@ H200 = Device("cuda", "NVIDIA H200", (9, 0), 132, 232448, 150 << 30)
 CPU = Device("cpu", "x86_64", (0, 0), 2, 0, 0)
 LOCAL = Problem(8192, 4096, 64128)
 LOGITS = Tile(128, 256, 64, num_warps=8, num_stages=3, group=8)
-OVERLAY = Config("overlay", logits=LOGITS, dx=preferred_tile("dx", LOCAL, H200),
-                 dw=preferred_tile("dw", LOCAL, H200), slab=4096)  # fmt: skip
+DX, DW = (preferred_tile(name, LOCAL, H200) for name in ("dx", "dw"))
+OVERLAY = Config("overlay", logits=LOGITS, dx=DX, dw=DW, slab=4096, accumulator="split24")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_frozen_head_has_no_dw(chosen):
 )
 def test_what_recomputes_logits_gives_way_if_there_is_memory(chosen, config):
     chosen(config)
-    assert choose(LOCAL, H200, None).strategy == "full"
+    assert choose(LOCAL, H200, None).strategy in ("full", "chunked")
     assert choose(LOCAL, H200, 300 << 20).strategy in ("overlay", "recompute")
 
 
