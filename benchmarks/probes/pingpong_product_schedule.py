@@ -51,8 +51,8 @@ def arguments(
         descriptor(b, [k_block, N_BLOCK]),
         descriptor(out, strip),
         None if extra is None else descriptor(extra, strip),
-        *joined, m, n, len(b), 0, schedule.group, schedule.stages, schedule.lead, transposed, 0,
-        prior, last,
+        *joined, m, n, len(b), 0, 1, len(b), schedule.group, schedule.stages, schedule.lead,
+        transposed, 0, prior, last,
     )  # fmt: skip
 
 

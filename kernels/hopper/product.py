@@ -31,6 +31,12 @@ take about the same time. Buffers of their own for the strips would do worse: tw
 columns for each consumer take 48 KiB, and as a tile has four, the last two would come only when
 the first two have been copied out: an epilogue would wait for memory.
 
+Split-K: where there are fewer tiles than multiprocessors, or a last wave has few, each tile's K is
+cut into parts (see ``splits``). They are tiles of their own, which differ in where their steps
+begin and end, and their partial sums, kept as split24, one below the other. What joins the product
+joins their total, in ``triton.partial_sums``. With several parts m is a multiple of M_BLOCK, so
+that no tile enters the next part's, and no part is empty.
+
 An epilogue with an earlier sum is 1580 instructions a warp, one warp of it on each scheduler, so
 some 2000 clocks with its waits; a tile's products are 16 a unit of K. Of 33000 for K = 2048, some
 700 are not hidden.
@@ -79,26 +85,34 @@ def lower(a_ring, stage, desc, WHICH: gl.constexpr):
 
 
 @jit
+def place_of(tile, sizes, M_BLOCK: gl.constexpr, N_BLOCK: gl.constexpr, GROUP: gl.constexpr):
+    """A tile's place in the output, counted in tiles, its row of A, and which of K it adds up."""
+    m, n, depth, _, splits, part = sizes
+    tiles_m = gl.cdiv(m, M_BLOCK)
+    tile_m, tile_n = tile_position(tile, splits * tiles_m, gl.cdiv(n, N_BLOCK), GROUP)
+    begin = tile_m // tiles_m * part
+    return tile_m, tile_n, tile_m % tiles_m * M_BLOCK, begin, gl.minimum(begin + part, depth)
+
+
+@jit
 def produce(descs, rings, barriers, sizes, GROUP: gl.constexpr, TRANSPOSED: gl.constexpr,
             SLAB: gl.constexpr, PRIOR: gl.constexpr):  # fmt: skip
     """Fill stage after stage, tile after tile: A and B of its steps, then strips of its sum."""
     a_desc, b_desc, high_desc, low_desc = descs
     a_ring, b_ring = rings
     full, empty, _ = barriers
-    m, n, depth, block_rows = sizes
+    m, n, _, block_rows, splits, _ = sizes
     STAGES: gl.constexpr = b_ring.shape[0]
     K_BLOCK: gl.constexpr = b_ring.shape[1]
     N_BLOCK: gl.constexpr = b_ring.shape[2]
     ROWS: gl.constexpr = high_desc.block_type.shape[0]
     STRIP: gl.constexpr = high_desc.block_type.shape[1]
-    tiles_m = gl.cdiv(m, 2 * ROWS)
-    tiles_n = gl.cdiv(n, N_BLOCK)
+    tiles = splits * gl.cdiv(m, 2 * ROWS) * gl.cdiv(n, N_BLOCK)
     step = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = tile_position(tile, tiles_m, tiles_n, GROUP)
-        row = tile_m * (2 * ROWS)
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        tile_m, tile_n, row, begin, end = place_of(tile, sizes, 2 * ROWS, N_BLOCK, GROUP)
         column = tile_n * N_BLOCK
-        for k in range(0, depth, K_BLOCK):
+        for k in range(begin, end, K_BLOCK):
             stage = step % STAGES
             # Before its first completion a barrier counts as past a phase of parity 1.
             mbarrier.wait(empty.index(stage), (step // STAGES & 1) ^ 1)
@@ -128,7 +142,7 @@ def produce(descs, rings, barriers, sizes, GROUP: gl.constexpr, TRANSPOSED: gl.c
                 low_bytes: gl.constexpr = 2 * low_desc.block_type.nbytes if SPLIT else 0
                 mbarrier.expect(ready, 2 * high_desc.block_type.nbytes + low_bytes)
                 for half in gl.static_range(2):
-                    place = [row + half * ROWS, column + i]
+                    place = [(2 * tile_m + half) * ROWS, column + i]
                     high = upper(b_ring, stage, high_desc, half)
                     tma.async_copy_global_to_shared(high_desc, place, ready, high)
                     if SPLIT:
@@ -185,7 +199,7 @@ def epilogue(acc, row, column, descs, rings, barriers, joined, sizes, first_step
     a_ring, b_ring = rings
     full, empty, _ = barriers
     factor_ptr, source_ptr, value_ptr, entry_b_ptr, b_stride = joined
-    m, n, _, _ = sizes
+    m, n, _, _, _, _ = sizes
     STAGES: gl.constexpr = b_ring.shape[0]
     STRIP: gl.constexpr = high_desc.block_type.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, STRIP, 16])
@@ -239,19 +253,19 @@ def consume(WHICH: gl.constexpr, descs, rings, barriers, joined, sizes, GROUP: g
     """Multiply and finish this consumer's rows of all tiles."""
     _, b_ring = rings
     _, empty, turns = barriers
-    m, n, depth, _ = sizes
+    m, n, _, _, splits, _ = sizes
     STAGES: gl.constexpr = b_ring.shape[0]
+    K_BLOCK: gl.constexpr = b_ring.shape[1]
     N_BLOCK: gl.constexpr = b_ring.shape[2]
     ROWS: gl.constexpr = descs[2].block_type.shape[0]
     STRIPS: gl.constexpr = N_BLOCK // descs[2].block_type.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N_BLOCK, 16])
-    tiles_m = gl.cdiv(m, 2 * ROWS)
-    tiles_n = gl.cdiv(n, N_BLOCK)
-    steps = gl.cdiv(depth, b_ring.shape[1])
+    tiles = splits * gl.cdiv(m, 2 * ROWS) * gl.cdiv(n, N_BLOCK)
     first_step = 0
     turn = 0
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = tile_position(tile, tiles_m, tiles_n, GROUP)
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        tile_m, tile_n, _, begin, end = place_of(tile, sizes, 2 * ROWS, N_BLOCK, GROUP)
+        steps = gl.cdiv(end - begin, K_BLOCK)
         acc = gl.zeros([ROWS, N_BLOCK], gl.float32, layout)
         held = 0
         if LEAD > 0:
@@ -272,11 +286,11 @@ def consume(WHICH: gl.constexpr, descs, rings, barriers, joined, sizes, GROUP: g
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["m", "n", "depth"])
+@gluon.jit(do_not_specialize=["m", "n", "depth", "splits", "part"])
 def product_kernel(
     a_desc,  # [m, depth], or [depth, m] if TRANSPOSED; M_BLOCK / 2 × K_BLOCK at a time
     b_desc,  # [depth, n] in blocks of K_BLOCK × N_BLOCK
-    high_desc,  # [m, n], the output, in blocks of M_BLOCK / 2 × 2·K_BLOCK
+    high_desc,  # [splits · m, n], the output, in blocks of M_BLOCK / 2 × 2·K_BLOCK
     low_desc,  # uint8 beside it, in the same blocks; None: no split24 sum
     factor_ptr,  # [m] float32, or None
     source_ptr,  # [m] the row of ``entry_b`` that is added to each of the product's; or None
@@ -287,6 +301,8 @@ def product_kernel(
     n,
     depth,
     block_rows,  # rows of A from one of its blocks to the next
+    splits,  # parts of K, each with an output of its own, one below the other
+    part,  # columns of A in each but the last; a multiple of K_BLOCK
     GROUP: gl.constexpr,
     STAGES: gl.constexpr,
     LEAD: gl.constexpr,
@@ -313,7 +329,7 @@ def product_kernel(
     descs = (a_desc, b_desc, high_desc, low_desc)
     barriers = (full, empty, turns)
     joined = (factor_ptr, source_ptr, value_ptr, entry_b_ptr, b_stride)
-    sizes = (m, n, depth, block_rows)
+    sizes = (m, n, depth, block_rows, splits, part)
     gl.warp_specialize(
         [
             (consume, (0, descs, rings, barriers, joined, sizes, GROUP, LEAD, TRANSPOSED, PRIOR,

@@ -13,8 +13,11 @@ from flce_tune.kernels.hopper.product import product_kernel
 from flce_tune.kernels.limits import HAND_PRODUCT, product_blocks
 from flce_tune.kernels.numerators import Entries
 from flce_tune.kernels.problem import describe_device
+from flce_tune.kernels.products import row_bytes
+from flce_tune.kernels.splits import Plan, split_plan
 from flce_tune.kernels.triton.arguments import cdiv
 from flce_tune.kernels.triton.entries import launch_entries
+from flce_tune.kernels.triton.partial_sums import launch_partial_sums
 
 MOST_LEAD = 5
 """Steps the second consumer follows the first by, if there are as many stages and one more."""
@@ -51,21 +54,57 @@ def launch_product(
 ) -> None:
     """Add diag(row_factor)·A·b and the entries to what earlier parts left.
 
+    dX's last rows may be split along the vocabulary; see ``splits``.
+
     Entries of dW join the sum before the product, or after it where it is the first part: either
     way a rounded result is rounded once.
     """
     apart = entries if transposed else None
     if apart is not None and prior:
         launch_entries(apart, out, extra, entry_first)
-    (m, n), (rows, columns) = out.shape, HAND_PRODUCT
-    programs = min(cdiv(m, rows) * cdiv(n, columns), describe_device(b.device).sm_count)
-    given, constants = arguments(
-        stored, slab, block_rows, b, out, extra, row_factor, None if transposed else entries, tile,
-        contraction, transposed, prior, last,
-    )  # fmt: skip
-    product_kernel[(programs,)](*given, **constants)
+    (m, n), sm_count = out.shape, describe_device(b.device).sm_count
+    plan = Plan(m) if transposed else split_plan(m, n, len(b), sm_count)
+    joined = None if transposed else entries
+    whole, others = slice(0, plan.whole), slice(plan.whole, m)
+    if plan.whole:
+        given, constants = arguments(
+            stored, slab, block_rows, b, out[whole], some_rows(extra, whole), row_factor, joined,
+            tile, contraction, transposed, prior, last,
+        )  # fmt: skip
+        product_kernel[(_programs(plan.whole, n, sm_count),)](*given, **constants)
+    if plan.whole < m:
+        high, low = partial_sums(b, m - plan.whole, plan.splits)
+        given, constants = arguments(
+            stored[plan.whole :], slab, block_rows, b, high, low, None, None, tile, contraction,
+            transposed, prior=False, last=False, splits=plan.splits,
+        )  # fmt: skip
+        product_kernel[(_programs(len(high), n, sm_count),)](*given, **constants)
+        launch_partial_sums(
+            high, low, plan.splits, out[others], some_rows(extra, others),
+            some_rows(row_factor, others),
+            None if joined is None else joined.source[others],
+            None if joined is None else joined.value[others],
+            None if joined is None else joined.rows,
+            prior, last,
+        )  # fmt: skip
     if apart is not None and not prior:
         launch_entries(apart, out, extra, entry_first)
+
+
+def _programs(m: int, n: int, sm_count: int) -> int:
+    rows, columns = HAND_PRODUCT
+    return min(cdiv(m, rows) * cdiv(n, columns), sm_count)
+
+
+def some_rows(tensor: Tensor | None, rows: slice) -> Tensor | None:
+    """Some rows of a tensor that may be missing."""
+    return None if tensor is None else tensor[rows]
+
+
+def partial_sums(b: Tensor, m: int, splits: int) -> tuple[Tensor, Tensor]:
+    """Allocate split24 sums for each part of an [m, n] product, of whole tiles of rows."""
+    rows, n = splits * cdiv(m, HAND_PRODUCT[0]) * HAND_PRODUCT[0], b.shape[1]
+    return b.new_empty(rows, n), b.new_empty(rows, row_bytes(n), dtype=torch.uint8)
 
 
 def arguments(
@@ -82,10 +121,12 @@ def arguments(
     transposed: bool,
     prior: bool,
     last: bool,
+    splits: int = 1,  # parts of the dimension summed over; the output has m rows for each
 ) -> tuple[tuple[object, ...], dict[str, Any]]:
     """What the kernel is given, by place and by name."""
     (m, n), rows = out.shape, HAND_PRODUCT[0] // 2
     _, k_block = product_blocks(tile, contraction)
+    part = cdiv(cdiv(len(b), k_block), splits) * k_block
     strip = [rows, 2 * k_block]
     joined: tuple[Any, ...] = (None, None, None, 0)
     if entries is not None:
@@ -95,7 +136,7 @@ def arguments(
         descriptor(b, [k_block, HAND_PRODUCT[1]]),
         descriptor(out, strip),
         None if extra is None else descriptor(extra, strip),
-        row_factor, *joined, m, n, len(b), block_rows,
+        row_factor, *joined, m // splits, n, len(b), block_rows, splits, part,
     )  # fmt: skip
     constants = {
         "GROUP": tile.group,

@@ -93,7 +93,8 @@ def emulate(
         ),
         Descriptor(b, [k_block, N_BLOCK]), Descriptor(out, strip),
         Descriptor(extra, strip) if kept_split else None,
-        *rows, m, n, depth, block_rows, GROUP, stages, lead, transposed, slab, prior, last,
+        *rows, m, n, depth, block_rows, 1, depth, GROUP, stages, lead, transposed, slab, prior,
+        last,
     )  # fmt: skip
     untouched = extra.clone()
     run(module, "product_kernel", arguments, programs, seed)
@@ -103,8 +104,36 @@ def emulate(
     return (out.view(torch.int16), extra), split(value)
 
 
+def emulate_parts(m, n, depth, splits, *, slab=0, k_block=4, seed=0, module=hopper_product):
+    """The partial sums of a product split along K, and what they should be."""
+    torch.manual_seed(seed)
+    a = torch.randint(-8, 9, (m, depth)).bfloat16()
+    b = torch.randint(-8, 9, (depth, n)).bfloat16()
+    block_rows = height = -(-m // (2 * ROWS)) * 2 * ROWS
+    part = -(-depth // (k_block * splits)) * k_block
+    high = torch.full((splits * height, n), torch.nan, dtype=torch.bfloat16)
+    low, strip = torch.full(high.shape, 7, dtype=torch.uint8), [ROWS, 2 * k_block]
+    arguments = (
+        Descriptor(in_blocks(a, slab, block_rows) if slab else a, [ROWS, k_block]),
+        Descriptor(b, [k_block, N_BLOCK]), Descriptor(high, strip), Descriptor(low, strip),
+        None, None, None, None, 0, height, n, depth, block_rows, splits, part, GROUP, 5, 3, False,
+        slab, False, False,
+    )  # fmt: skip
+    run(module, "product_kernel", arguments, 2, seed)
+    sums = [
+        0.0 + some_a.float() @ some_b.float()
+        for some_a, some_b in zip(a.split(part, 1), b.split(part), strict=True)
+    ]
+    got = (all_.view(splits, height, n)[:, :m] for all_ in (high.view(torch.int16), low))
+    return tuple(got), split(torch.stack(sums))
+
+
 def check(*arguments, **options):
-    (high, low), (expected_high, expected_low) = emulate(*arguments, **options)
+    compare(*emulate(*arguments, **options))
+
+
+def compare(got, expected):
+    (high, low), (expected_high, expected_low) = got, expected
     nans = high.view(torch.bfloat16).isnan() & expected_high.view(torch.bfloat16).isnan()
     assert ((high == expected_high) | nans).all()
     assert ((low == expected_low) | nans).all()
@@ -131,6 +160,15 @@ def test_wide_strips_and_a_ring_that_holds_less_than_the_lead_and_a_tile(kind):
 @pytest.mark.parametrize(("m", "n", "depth"), [(32, 64, 24), (37, 40, 18)])
 def test_blocks_of_a_and_what_joins_the_product(kind, transposed, m, n, depth):
     check(m, n, depth, kind=kind, transposed=transposed, slab=16, joined=not transposed, seed=m)
+
+
+@pytest.mark.parametrize("slab", [0, 16])
+@pytest.mark.parametrize(
+    ("m", "n", "depth", "splits"),
+    [(32, 64, 48, 2), (37, 40, 42, 3), (5, 16, 15, 4), (16, 40, 3, 1)],
+)
+def test_parts_of_k_have_sums_of_their_own(m, n, depth, splits, slab):
+    compare(*emulate_parts(m, n, depth, splits, slab=slab, seed=m))
 
 
 @pytest.mark.parametrize("programs", [1, 5])
@@ -172,6 +210,9 @@ MUTANTS = {
     "fewer bytes are expected": ("2 * low_desc.block_type.nbytes", "low_desc.block_type.nbytes"),
     "a block's rows are another's": ("across // SLAB * block_rows", "across // SLAB * m"),
     "columns go on in the next block": ("across %= SLAB", "across += 0"),
+    "all parts begin alike": ("begin = tile_m // tiles_m * part", "begin = 0"),
+    "a part goes on to the end": ("gl.minimum(begin + part, depth)", "depth"),
+    "a part's rows of A are its own": ("tile_m % tiles_m * M_BLOCK", "tile_m * M_BLOCK"),
     "the factor is left out": ("part *= factor[:, None]", "pass"),
     "an entry is another row's": (
         "of_rows(source_ptr, rows, m)",
@@ -200,6 +241,7 @@ def check_often(module):
             33, 64, 24, kind=kind, stages=stages, seed=seed, module=module, joined=joined,
             slab=16 if joined else 0,
         )  # fmt: skip
+    compare(*emulate_parts(33, 64, 34, 3, slab=16, module=module))
 
 
 def test_the_protocol_is_right_where_wrong_ones_are_noticed():

@@ -6,6 +6,7 @@ from gluon_emulator import Descriptor, Pointer, run
 from hand_products import Case, check_dw, check_dx, check_plain
 
 from flce_tune.kernels.config import Tile
+from flce_tune.kernels.splits import Plan
 
 triton = pytest.importorskip("triton")
 if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 6):
@@ -71,3 +72,26 @@ def test_blocks_with_factors_and_entries(dx, dw, shape, accumulator, parts):
     check_dx(Case(shape, "cpu"), dx, accumulator, parts)
     if accumulator == "split24":  # the interpreter rounds to bfloat16 toward zero
         check_dw(Case(shape, "cpu"), dw, accumulator, parts)
+
+
+def rounding(launch):
+    """A launch whose result torch rounds: the interpreter rounds to bfloat16 toward zero."""
+
+    def rounded(high, low, splits, out, extra, *joined_and_prior, last):
+        launch(high, low, splits, out, extra, *joined_and_prior, last=False)
+        if last:
+            bits = out.view(torch.int16).int() << 16 | extra.int()[:, : out.shape[1]] << 8
+            out.copy_(bits.view(torch.float32))
+
+    return lambda *given: rounded(*given[:-1], last=given[-1])
+
+
+@pytest.mark.parametrize("whole", [0, 128])
+@pytest.mark.parametrize("splits", [2, 3])
+@pytest.mark.parametrize("tile", [DX, NARROW_DX], ids=["64", "32"])
+def test_dx_split_along_the_vocabulary(monkeypatch, tile, splits, whole):
+    monkeypatch.setattr(products, "split_plan", lambda *_: Plan(whole, splits))
+    monkeypatch.setattr(products, "launch_partial_sums", rounding(products.launch_partial_sums))
+    shape = (150, 40, 600)
+    check_plain(Case(shape, "cpu"), tile, "v", "split24", 2)
+    check_dx(Case(shape, "cpu"), tile, "split24", 2)
