@@ -17,7 +17,7 @@ MOST_TILES = 396
 """Tiles of partial sums kept at once: three waves of an H200's 132 multiprocessors, 37 MiB."""
 PARTIAL_BYTES = 3
 """Of an element of a partial sum, kept as split24."""
-LAUNCH = 1024
+LAUNCH = 2048
 """What a split launch and its sum cost beside its waves, in units of the dimension summed over: a
 wave takes 16 clocks a unit."""
 EPILOGUE = 512

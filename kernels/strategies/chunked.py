@@ -82,9 +82,11 @@ class Chunked:
         )
 
     def workspace(self, config: Config, problem: Problem) -> int:
-        """Logits of a chunk, and the accumulator of dW."""
+        """Logits of a chunk, partial sums of dX, and the accumulator of dW."""
         chunk = self._chunk(config, problem.tokens)
         total = common.logits_bytes(chunk, problem.vocab, problem, config.logits)
+        if problem.mode != "eval":
+            total += common.partial_sum_bytes(config, problem, chunk)
         if problem.mode == "train" and chunk < problem.tokens:
             total += common.accumulator_bytes(config, problem, problem.vocab)
         return total

@@ -13,6 +13,7 @@ from flce_tune.kernels.config import Accumulator, Config, Tile
 from flce_tune.kernels.limits import TENSOR_CORE_DTYPES, reject_tile
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.products import row_bytes
+from flce_tune.kernels.splits import split_bytes
 from flce_tune.kernels.values import (
     Coefficients,
     Inputs,
@@ -222,6 +223,13 @@ def accumulator_bytes(config: Config, problem: Problem, rows: int) -> int:
         "weight_dtype": 0,
     }
     return sizes[config.accumulator] * rows
+
+
+def partial_sum_bytes(config: Config, problem: Problem, rows: int) -> int:
+    """Bound the bytes of dX's partial sums, of some rows at a time: on no GPU are they more."""
+    if config.dx is None or config.dx.schedule == "compiler":
+        return 0
+    return split_bytes(rows, problem.hidden)
 
 
 def evaluation_rows(tokens: int, vocab: int, tile: Tile) -> int:

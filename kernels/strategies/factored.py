@@ -79,7 +79,7 @@ class Factored(Recompute):
         )
 
     def workspace(self, config: Config, problem: Problem) -> int:
-        """Numerators of a chunk, the forward's tile sums or scaled x, and dW's accumulator."""
+        """Numerators of a chunk, the forward's tile sums, scaled x or dX's sums, and dW's."""
         if problem.mode != "train" or "per_token" in problem.features:
             return super().workspace(config, problem)
         hidden, vocab = problem.hidden, problem.vocab
@@ -87,11 +87,12 @@ class Factored(Recompute):
         chunks = _chunks(problem, config)
         rows = max(map(_rows, chunks))
         total = _buffer_elements(chunks, vocab, slab) * problem.itemsize
-        backward = rows * hidden * problem.itemsize
+        sums = common.partial_sum_bytes(config, problem, rows)
         if config.dx is None or 0 < sum(chunks[0][1]) * slab < vocab:
             of_dx = replace(config, accumulator=_dx_accumulator(config, DTYPES[problem.dtype]))
-            backward = max(backward, common.accumulator_bytes(of_dx, problem, rows))
-        total += max(stored.forward_bytes(config, problem, rows), backward)
+            sums += common.accumulator_bytes(of_dx, problem, rows)
+        scaled = rows * hidden * problem.itemsize
+        total += max(stored.forward_bytes(config, problem, rows), scaled, sums)
         if len(chunks) > 1:
             total += common.accumulator_bytes(config, problem, vocab)
         return total
@@ -144,6 +145,7 @@ class Factored(Recompute):
             scaled = torch.empty_like(some.x)
             primitives.scaled_rows(some.x, found.row, scaled)
             dw.add_transposed(groups, scaled, labels.dw)
+            del scaled
             parts.append(merged)
         return common.concatenate(parts), Gradients(
             None if dx is None else dx.result(),

@@ -59,13 +59,14 @@ class Overlay(Recompute):
         )
 
     def workspace(self, config: Config, problem: Problem) -> int:
-        """The forward's tile sums, or scaled x or a block, and the accumulator of dX."""
+        """The forward's tile sums, or scaled x or a block, and dX's sums."""
         if problem.mode != "train" or "per_token" in problem.features:
             return super().workspace(config, problem)
         n, hidden, vocab = problem.tokens, problem.hidden, problem.vocab
         rounds = list(_rounds(n, hidden, vocab, config))
         elements = _buffer_elements(n, hidden, rounds, stored.slab_of(config, vocab))
         backward = elements * problem.itemsize
+        backward += common.partial_sum_bytes(config, problem, n)
         if len(rounds) > 1 or config.dx is None:
             backward += common.accumulator_bytes(config, problem, n)
         return max(stored.forward_bytes(config, problem, n), backward)

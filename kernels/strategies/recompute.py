@@ -79,7 +79,7 @@ class Recompute:
         )
 
     def workspace(self, config: Config, problem: Problem) -> int:
-        """A slab of logits, or the forward's buffer if larger, and the accumulator of dX."""
+        """A slab of logits, or the forward's buffer if larger, and dX's sums."""
         slab = part_size(problem.vocab, self._slab(config, problem.vocab), SLAB_MULTIPLE)
         if config.logits is None:
             rows = slabs.row_blocks(problem.tokens, slab, problem.itemsize)[0].stop
@@ -89,6 +89,7 @@ class Recompute:
         if problem.mode == "eval":
             return forward
         backward = common.logits_bytes(problem.tokens, slab, problem, None)
+        backward += common.partial_sum_bytes(config, problem, problem.tokens)
         if slab < problem.vocab:
             backward += common.accumulator_bytes(config, problem, problem.tokens)
         return max(forward, backward)

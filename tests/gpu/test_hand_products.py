@@ -7,7 +7,9 @@ from hand_products import Case, check_dw, check_dx, check_plain
 
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.numerators import Entries
+from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.products import Sum
+from flce_tune.kernels.splits import split_plan
 
 pytestmark = needs_gpu
 
@@ -17,6 +19,11 @@ SHAPES = {  # tokens, hidden, vocab
     "slivers": (257, 264, 897),
     "few": (5, 40, 24),
     "more tiles than programs": (2100, 1032, 5000),
+}
+SPLIT = {  # dX's tiles are few and long enough
+    "all rows": (2048, 1024, 7000),
+    "ragged": (700, 264, 9001),
+    "last rows": (8192, 2304, 21000),
 }
 with_shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 with_tiles = pytest.mark.parametrize("tiles", [BY_HAND, BY_HAND_NARROW], ids=["64", "32"])
@@ -44,6 +51,35 @@ def test_sums_of_products(tiles, shape, accumulator, parts):
 def test_blocks_with_factors_and_entries(tiles, shape, accumulator, parts):
     check_dx(Case(shape, "cuda"), tiles["dx"], accumulator, parts)
     check_dw(Case(shape, "cuda"), tiles["dw"], accumulator, parts)
+
+
+@with_tiles
+@pytest.mark.parametrize("shape", SPLIT.values(), ids=SPLIT)
+@with_sums
+def test_dx_split_along_the_vocabulary(tiles, shape, accumulator, parts):
+    n, hidden, vocab = shape
+    sm_count = describe_device(torch.device("cuda", 0)).sm_count
+    if split_plan(n, hidden, vocab // parts, sm_count).splits == 1 and parts == 1:
+        pytest.skip(f"not split on {sm_count} multiprocessors")
+    check_plain(Case(shape, "cuda"), tiles["dx"], "v", accumulator, parts)
+    check_dx(Case(shape, "cuda"), tiles["dx"], accumulator, parts)
+
+
+@with_tiles
+def test_dx_split_along_the_vocabulary_twice_gives_the_same_bits(tiles):
+    case = Case(SPLIT["ragged"], "cuda")
+    e = torch.randn(case.n, case.vocab, generator=case.generator, device="cuda").bfloat16()
+    weight = torch.randn(case.vocab, case.hidden, generator=case.generator, device="cuda")
+    value, target = case.labels()
+    weight = weight.bfloat16()
+    entries = Entries.of_dx(value * torch.pi, target, weight, 128)
+    factor, blocks = torch.rand(case.n, device="cuda"), case.blocks(e)
+    results = []
+    for _ in range(2):
+        total = Sum(case.output(case.n)[0], 1, "split24", tiles["dx"], "v", scaled=True)
+        total.add_blocks([blocks], weight, factor, entries)
+        results.append(total.result())
+    assert torch.equal(*results)
 
 
 @with_tiles
