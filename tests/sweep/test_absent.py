@@ -97,6 +97,7 @@ def test_a_launch_of_tiles_scheduled_by_hand_finds_them(absent_gpu, tmp_path):
     ]
     kernels = require_found(absent_gpu, tmp_path, PROBLEM, configs)
     assert {"numerators_kernel", "product_kernel", "entries_kernel"} < kernels
+    assert "partial_sums_kernel" in kernels
 
 
 @pytest.mark.slow
