@@ -11,6 +11,7 @@ from flce_tune.kernels.limits import reject_tile, shared_memory
 from flce_tune.kernels.numerators import Entries
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.products import Sum
+from flce_tune.kernels.splits import split_bytes
 from flce_tune.kernels.strategies.common import GEMMS, TILES, accumulators, preferred_tiles
 
 H200 = Device("cuda", "NVIDIA H200", (9, 0), 132, 232448, 150 << 30)
@@ -96,6 +97,22 @@ def test_spaces_hold_them_beside_tiles_for_float32_sums(name):
         tiles = [getattr(c, summed[name]) for c in space if c.accumulator == "fp32"]
         assert any(tile is not None and tile.schedule == "compiler" for tile in tiles)
         assert not {DX, DW} & set(tiles)
+
+
+@pytest.mark.parametrize(
+    ("config", "rows"),
+    [
+        (Config("full", dx=DX), 8192),
+        (Config("chunked", chunk=512, dx=DX), 512),
+        (Config("recompute", slab=4096, dx=DX), 8192),
+    ],
+    ids=str,
+)
+def test_partial_sums_are_part_of_the_workspace(config, rows):
+    by_hand, compiled = (
+        strategies.workspace(replace(config, dx=tile), PROBLEM) for tile in (DX, DX.compiled)
+    )
+    assert by_hand - compiled == split_bytes(rows, PROBLEM.hidden)
 
 
 def test_tile_skip_takes_none():
