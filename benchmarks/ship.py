@@ -5,7 +5,8 @@
         HASH:benchmarks/results/compare-h200-numerators.json
 
 Adds what ``compare.py --configs`` measured (interleaved rounds, with errors) to the winners of the
-file and keeps the Pareto front of each problem. HASH is the kernels' hash at the time
+file and keeps the Pareto front of each problem; with ``--anew``, of what it measured alone, as
+measurements of different days do not compare. HASH is the kernels' hash at the time
 (``dispatch.convert.hash_sources``). Where a comparison holds a problem on two kinds of data, the
 slower one counts.
 """
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from flce_tune.kernels.config import Config
-from flce_tune.kernels.problem import Problem
+from flce_tune.kernels.problem import Accumulate, Problem
 from flce_tune.tuning_db.interchange import dump, parse_winners
 from flce_tune.tuning_db.records import (
     DeviceRecord,
@@ -50,32 +51,50 @@ def measured(path: Path, kernel_hash: str, device: DeviceRecord) -> Iterator[Win
         for row in rows:
             if row["family"] != "ours_configs" or row["status"] != "ok":
                 continue
-            problem = Problem(
-                result["tokens"], result["hidden"], result["vocab"], result["dtype"],
-                accumulate=row["accumulate"],
-            )  # fmt: skip
             config = Config.from_dict(row["config"])
-            returned = (problem.tokens + problem.vocab) * problem.hidden * problem.itemsize
-            yield Winner(
-                Measurement(
-                    device=device,
-                    toolchain=toolchain,
-                    problem=ProblemRecord(
-                        mode=problem.mode, dtype=problem.dtype, accumulate=problem.accumulate,
-                        hidden=problem.hidden, vocab=problem.vocab, token_bucket=problem.bucket,
-                    ),
-                    tokens=problem.tokens,
-                    config=config.to_dict(),
-                    status=Status.OK,
-                    samples_ms=tuple(row["samples_ms"]),
-                    median_ms=row["median_ms"],
-                    spread_ms=row["spread_ms"],
-                    workspace_bytes=row["extra_bytes"] - returned,
-                    errors=row["errors"],
-                    created_at=datetime.fromisoformat(environment["date"]),
-                ),
-                eager_ms=eager[0] if eager else None,
-            )  # fmt: skip
+            eager_ms = eager[0] if eager else None
+            for accumulate in serves(config, row["accumulate"]):
+                problem = Problem(
+                    result["tokens"], result["hidden"], result["vocab"], result["dtype"],
+                    accumulate=accumulate,
+                )  # fmt: skip
+                measurement = of(row, config, problem, device, toolchain, environment["date"])
+                yield Winner(measurement, eager_ms=eager_ms)
+
+
+def serves(config: Config, accumulate: Accumulate) -> tuple[Accumulate, ...]:
+    """What a measurement holds for: exact sums run alike where inexact ones are allowed."""
+    exact = accumulate == "fp32" and config.accumulator != "weight_dtype"
+    return ("fp32", "weight_dtype") if exact else (accumulate,)
+
+
+def of(
+    row: dict[str, Any],
+    config: Config,
+    problem: Problem,
+    device: DeviceRecord,
+    toolchain: ToolchainRecord,
+    date: str,
+) -> Measurement:
+    """A row of a comparison as the database has it."""
+    returned = (problem.tokens + problem.vocab) * problem.hidden * problem.itemsize
+    return Measurement(
+        device=device,
+        toolchain=toolchain,
+        problem=ProblemRecord(
+            mode=problem.mode, dtype=problem.dtype, accumulate=problem.accumulate,
+            hidden=problem.hidden, vocab=problem.vocab, token_bucket=problem.bucket,
+        ),
+        tokens=problem.tokens,
+        config=config.to_dict(),
+        status=Status.OK,
+        samples_ms=tuple(row["samples_ms"]),
+        median_ms=row["median_ms"],
+        spread_ms=row["spread_ms"],
+        workspace_bytes=row["extra_bytes"] - returned,
+        errors=row["errors"],
+        created_at=datetime.fromisoformat(date),
+    )  # fmt: skip
 
 
 def fronts(winners: Iterable[Winner]) -> list[Winner]:
@@ -107,12 +126,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("file", type=Path)
     parser.add_argument("comparisons", nargs="+", metavar="HASH:FILE")
+    parser.add_argument("--anew", action="store_true", help="forget what the file has of a problem")
     arguments = parser.parse_args(argv)
     winners = parse_winners(arguments.file.read_text(), str(arguments.file))
     device = winners[0].measurement.device
+    added: list[Winner] = []
     for comparison in arguments.comparisons:
         kernel_hash, _, path = comparison.partition(":")
-        winners.extend(measured(Path(path), kernel_hash, device))
+        added += measured(Path(path), kernel_hash, device)
+    if arguments.anew:
+        problems = {winner.measurement.problem for winner in added}
+        winners = [winner for winner in winners if winner.measurement.problem not in problems]
+    winners += added
     chosen = [
         replace(winner, measurement=replace(winner.measurement, id=position))
         for position, winner in enumerate(fronts(winners), start=1)
