@@ -104,6 +104,11 @@ class Times:
         """Milliseconds."""
         return statistics.median(self.samples)
 
+    def ratio(self, other: Times) -> float:
+        """The median over the rounds: both of a round ran at the same clock."""
+        pairs = zip(self.samples, other.samples, strict=True)
+        return statistics.median(mine / theirs for mine, theirs in pairs)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {

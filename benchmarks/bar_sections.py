@@ -49,7 +49,7 @@ def evaluation(bench: Bench) -> Iterator[Row]:
 
         times = bench.race({"ours": ours, "X·Wᵀ": product})
         details = {"times": as_dicts(times), "config": chosen(bench, shape, "eval")}
-        ratio = times["ours"].median / times["X·Wᵀ"].median
+        ratio = times["ours"].ratio(times["X·Wᵀ"])
         yield Row("eval", str(shape), ratio, "× X·Wᵀ", 1.0, details=details)
         mib = None if extra is None else extra / 2**20
         yield Row("eval", str(shape), mib, "MiB extra", 64.0)
