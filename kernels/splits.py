@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from flce_tune.kernels.limits import HAND_PRODUCT
 
+HOPPERS = (78, 114, 132)
+"""Multiprocessors of the GPUs that the kernel is for: H20, H100 with PCIe, other H100s and H200."""
 MOST_SPLITS = 4
 MOST_TILES = 396
 """Tiles of partial sums kept at once: three waves of an H200's 132 multiprocessors, 37 MiB."""
@@ -57,8 +59,15 @@ def _cost(whole: int, tail: int, splits: int, depth: int, sm_count: int) -> floa
     return time + LAUNCH if tail else time
 
 
-def split_bytes(m: int, n: int) -> int:
-    """Bound the bytes of partial sums that any plan of an [m, n] product keeps."""
-    tiles = -(-m // HAND_PRODUCT[0]) * -(-n // HAND_PRODUCT[1])
+@functools.lru_cache(256)
+def split_bytes(m: int, n: int, depth: int) -> int:
+    """Most bytes of partial sums of an [m, n] product with sums over ``depth`` or less, on HOPPERS.
+
+    Every halving of the depth is looked at: shorter sums are rarely split into more.
+    """
+    depths = [depth >> halvings for halvings in range(depth.bit_length())]
+    plans = (split_plan(m, n, part, sms) for part in depths for sms in HOPPERS)
     rows, columns = HAND_PRODUCT
-    return min(MOST_SPLITS * tiles, MOST_TILES) * rows * columns * PARTIAL_BYTES
+    across = -(-n // columns)
+    tiles = max(plan.splits * -(-(m - plan.whole) // rows) * across for plan in plans)
+    return tiles * rows * columns * PARTIAL_BYTES

@@ -43,6 +43,7 @@ TILES: dict[str, tuple[Tile, ...]] = {
     ),
     "dx": (
         Tile(128, 64, 256, num_warps=8, num_stages=4, group=16, schedule="shared"),
+        Tile(128, 64, 256, num_warps=8, num_stages=4, group=8, schedule="shared"),
         Tile(128, 64, 256, num_warps=8, num_stages=3, group=8),
         Tile(128, 64, 256, num_warps=8, num_stages=3, group=16),
         Tile(256, 64, 128, num_warps=8, num_stages=3, group=8),
@@ -51,6 +52,7 @@ TILES: dict[str, tuple[Tile, ...]] = {
     ),
     "dw": (
         Tile(64, 128, 256, num_warps=8, num_stages=4, group=16, schedule="shared"),
+        Tile(64, 128, 256, num_warps=8, num_stages=4, group=8, schedule="shared"),
         Tile(64, 128, 256, num_warps=8, num_stages=3, group=8),
         Tile(64, 128, 256, num_warps=8, num_stages=3, group=16),
         Tile(64, 256, 128, num_warps=8, num_stages=3, group=8),
@@ -226,10 +228,10 @@ def accumulator_bytes(config: Config, problem: Problem, rows: int) -> int:
 
 
 def partial_sum_bytes(config: Config, problem: Problem, rows: int) -> int:
-    """Bound the bytes of dX's partial sums, of some rows at a time: on no GPU are they more."""
+    """Most bytes of dX's partial sums, of some rows at a time."""
     if config.dx is None or config.dx.schedule == "compiler":
         return 0
-    return split_bytes(rows, problem.hidden)
+    return split_bytes(rows, problem.hidden, problem.vocab)
 
 
 def evaluation_rows(tokens: int, vocab: int, tile: Tile) -> int:

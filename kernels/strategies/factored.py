@@ -55,9 +55,9 @@ class Factored(Recompute):
         usual = self.default(problem, device)
         if problem.mode != "train" or stored.reject_problem(usual, problem, device):
             return
-        for chunk in sorted({*CHUNKS, usual.chunk or CHUNKS[0]}):
-            if chunk >= problem.tokens and chunk != usual.chunk:
-                continue
+        everything_at_once = padded(problem.tokens)
+        shorter = {chunk for chunk in (*CHUNKS, usual.chunk or 0) if 0 < chunk < problem.tokens}
+        for chunk in sorted({*shorter, everything_at_once}):
             for slab in stored.SLABS if chunk == usual.chunk else stored.SLABS[1:2]:
                 everything = chunk == usual.chunk and slab == usual.slab
                 choose = common.gemm_variations if everything else common.gemm_bases

@@ -27,5 +27,6 @@ class Full(Chunked):
             yield products.config(self.name)
 
     def default(self, problem: Problem, device: Device) -> Config:
-        """cuBLAS everywhere."""
-        return Config(self.name)
+        """What can be scheduled by hand, and cuBLAS for the rest."""
+        products, _ = common.by_hand(problem, device)
+        return products.config(self.name)

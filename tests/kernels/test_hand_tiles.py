@@ -112,7 +112,7 @@ def test_partial_sums_are_part_of_the_workspace(config, rows):
     by_hand, compiled = (
         strategies.workspace(replace(config, dx=tile), PROBLEM) for tile in (DX, DX.compiled)
     )
-    assert by_hand - compiled == split_bytes(rows, PROBLEM.hidden)
+    assert by_hand - compiled == split_bytes(rows, PROBLEM.hidden, PROBLEM.vocab)
 
 
 def test_tile_skip_takes_none():

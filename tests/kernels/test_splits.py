@@ -6,6 +6,7 @@ import pytest
 
 from flce_tune.kernels.limits import HAND_PRODUCT
 from flce_tune.kernels.splits import (
+    HOPPERS,
     MOST_SPLITS,
     MOST_TILES,
     PARTIAL_BYTES,
@@ -36,7 +37,10 @@ def test_plans_cover_all_rows_and_take_no_more_waves(sm_count, depth):
         assert plan.whole % ROWS == 0
         parts = tiles(m - plan.whole, n) * plan.splits
         assert parts <= MOST_TILES
-        assert parts * ROWS * COLUMNS * PARTIAL_BYTES <= split_bytes(m, n)
+        if sm_count in HOPPERS:
+            needed = parts * ROWS * COLUMNS * PARTIAL_BYTES
+            assert needed <= split_bytes(m, n, depth)
+            assert needed <= split_bytes(m, n, 2 * depth)
         whole_waves = -(-tiles(plan.whole, n) // sm_count)
         waves = whole_waves + -(-parts // sm_count) / plan.splits
         assert waves < -(-tiles(m, n) // sm_count)
@@ -62,5 +66,8 @@ def test_plans_for_an_h200(m, n, depth, plan):
 
 
 def test_partial_sums_are_few():
-    assert split_bytes(65536, 16384) == MOST_TILES * ROWS * COLUMNS * PARTIAL_BYTES
-    assert split_bytes(1, 8) == MOST_SPLITS * ROWS * COLUMNS * PARTIAL_BYTES
+    tile = ROWS * COLUMNS * PARTIAL_BYTES
+    assert split_bytes(16384, 4096, 128256) == 0, "whole waves, nearly"
+    assert split_bytes(1, 8, 256000) == MOST_SPLITS * tile
+    for m, n in ((8192, 2304), (2048, 1024), (65536, 16384)):
+        assert split_bytes(m, n, 256000) <= MOST_TILES * tile

@@ -24,7 +24,7 @@ RECORDED = Path(__file__).with_name("recorded-h200.json")  # not what ships, whi
 
 
 def winners():
-    """Fronts of an H200, as they were shipped once."""
+    """What one comparison on an H200 measured, winners and others."""
     return parse_winners(RECORDED.read_text(), RECORDED.name)
 
 
