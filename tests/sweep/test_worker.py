@@ -123,6 +123,6 @@ def test_no_orphan_however_the_parent_ends(planted, tmp_path, end):
     pid = int(parent.stdout.readline())
     time.sleep(0.2)  # until it hangs
     parent.send_signal(end)
-    out, _ = parent.communicate(timeout=30)
+    out, _ = parent.communicate(timeout=120)
     assert out == ""
     assert gone(pid)
