@@ -179,7 +179,12 @@ def _reject_hand_product(tile: Tile, contraction: str, accumulator: str) -> str 
 @functools.cache
 def _triton() -> tuple[int, ...]:
     """Major and minor version of the installed Triton, (0,) without one."""
+    return tuple(map(int, (triton_version() or "0").split(".")[:2]))
+
+
+def triton_version() -> str:
+    """The installed Triton's version; "" where there is none."""
     for distribution in ("triton", "pytorch-triton"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return tuple(map(int, importlib.metadata.version(distribution).split(".")[:2]))
-    return (0,)
+            return importlib.metadata.version(distribution)
+    return ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import importlib.metadata
 import re
 from pathlib import Path
 from typing import cast
@@ -17,6 +16,7 @@ import torch
 
 import flce_tune.kernels
 from flce_tune.kernels.config import Config
+from flce_tune.kernels.limits import triton_version as triton_version
 from flce_tune.kernels.problem import Accumulate, Device, Mode, Problem
 from flce_tune.tuning_db.records import DeviceRecord, Measurement, ProblemRecord, ToolchainRecord
 
@@ -128,17 +128,6 @@ def toolchain_record(device: torch.device) -> ToolchainRecord:
         driver=_driver_version() if on_gpu else "",
         kernel_hash=kernel_hash(),
     )
-
-
-@functools.cache
-def triton_version() -> str:
-    """The installed Triton's version; "" where there is none."""
-    for distribution in ("triton", "pytorch-triton"):
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ""
 
 
 @functools.cache

@@ -9,6 +9,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
+from flce_tune.kernels.limits import HAND_STRIP
+
 
 def jit(function: Callable[..., Any]) -> Any:
     """``gluon.jit``, hashed here and now.
@@ -21,7 +23,7 @@ def jit(function: Callable[..., Any]) -> Any:
     return made
 
 
-STORE_WIDTH = gl.constexpr(64)  # columns; 128 bytes, as far as a swizzle reaches
+STORE_WIDTH = gl.constexpr(HAND_STRIP)  # columns
 STRIP = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 
 
