@@ -63,10 +63,12 @@ def _cost(whole: int, tail: int, splits: int, depth: int, sm_count: int) -> floa
 def split_bytes(m: int, n: int, depth: int) -> int:
     """Most bytes of partial sums of an [m, n] product with sums over ``depth`` or less, on HOPPERS.
 
-    Every halving of the depth is looked at: shorter sums are rarely split into more.
+    Every halving of the depth is looked at: shorter sums are rarely split into more. The plans that
+    launches have asked for stay cached.
     """
+    plan_of = split_plan.__wrapped__
     depths = [depth >> halvings for halvings in range(depth.bit_length())]
-    plans = (split_plan(m, n, part, sms) for part in depths for sms in HOPPERS)
+    plans = (plan_of(m, n, part, sms) for part in depths for sms in HOPPERS)
     rows, columns = HAND_PRODUCT
     across = -(-n // columns)
     tiles = max(plan.splits * -(-(m - plan.whole) // rows) * across for plan in plans)
