@@ -4,14 +4,21 @@
 
 Five full sweeps, then two quick ones, each into a database of its own; then all their fastest
 winners in turns. Two sweeps agree if they found the same config, or if the intervals of their
-winners overlap. Each sweep is printed when it is done.
+winners overlap. Each sweep is printed when it is done. ``--cold`` adds quick sweeps that find
+nothing compiled; ``--join`` adds the sweeps of earlier runs, of another GPU of the host, say.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
+import os
 import statistics
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import runs
@@ -21,6 +28,8 @@ from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Problem
 from flce_tune.sweep.events import SweepOptions
 from flce_tune.sweep.interval import median_interval, overlap
+
+COLD = "quick, nothing compiled"
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,17 @@ class Outcome:
     def interval(self) -> tuple[float, float] | None:
         return median_interval(self.samples_ms)
 
+    @classmethod
+    def of_view(cls, view: dict[str, Any]) -> Outcome:
+        return cls(
+            view["kind"],
+            Config.from_dict(view["config"]),
+            tuple(view["samples_ms"]),
+            view["winners"],
+            view["seconds"],
+            view["stages"],
+        )
+
     def view(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
@@ -51,8 +71,23 @@ class Outcome:
         }
 
 
+@contextlib.contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """An empty Triton cache for the processes that are started inside."""
+    before = os.environ.get("TRITON_CACHE_DIR")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["TRITON_CACHE_DIR"]
+            if before is not None:
+                os.environ["TRITON_CACHE_DIR"] = before
+
+
 def run_sweep(problem: Problem, kind: str, seed: int) -> Outcome:
-    report = runs.fresh_sweep(problem, SweepOptions(quick=kind == "quick", seed=seed))
+    with nothing_compiled() if kind == COLD else contextlib.nullcontext():
+        report = runs.fresh_sweep(problem, SweepOptions(quick=kind != "full", seed=seed))
     if report.error:
         raise SystemExit(f"{kind} sweep: {report.error}")
     fastest = report.winners[0].measurement
@@ -62,7 +97,7 @@ def run_sweep(problem: Problem, kind: str, seed: int) -> Outcome:
         fastest.samples_ms,
         len(report.winners),
         report.seconds,
-        dict(report.stages),
+        {str(stage): seconds for stage, seconds in report.stages.items()},
     )
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in outcome.stages.items())
     runs.say(f"{kind:5s} {report.seconds:6.1f} s ({stages}), {report.measured} configs")
@@ -74,15 +109,37 @@ def agree(a: Outcome, b: Outcome) -> bool:
     return a.config == b.config or bool(overlap(a.interval, b.interval))
 
 
+def say_speeds(medians: dict[Config, float], full: list[Outcome], quick: list[Outcome]) -> None:
+    """How far the full sweeps' winners are apart, and the quick ones from them."""
+    speeds = [medians[one.config] for one in full]
+    spread = max(speeds) / min(speeds) - 1
+    runs.say(f"the slowest winner of a full sweep takes {spread:.2%} longer than the fastest")
+    for one in quick:
+        runs.say(
+            f"{one.kind}: {statistics.median(speeds) / medians[one.config]:.1%} of the full "
+            f"sweeps' speed, in {one.seconds:.1f} s against "
+            f"{statistics.median(o.seconds for o in full):.1f} s"
+        )
+
+
 def main() -> None:
     parser = runs.parser(__doc__)
     runs.add_problem(parser)
     parser.add_argument("--sweeps", type=int, default=5, help="full sweeps")
     parser.add_argument("--quick", type=int, default=2, help="quick sweeps")
+    parser.add_argument("--cold", type=int, default=0, help="quick sweeps, nothing compiled")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--join", type=Path, nargs="*", default=[], help="results to add")
     arguments = parser.parse_args()
     problem = runs.problem_of(arguments)
-    kinds = ["full"] * arguments.sweeps + ["quick"] * arguments.quick
-    outcomes = [run_sweep(problem, kind, seed) for seed, kind in enumerate(kinds)]
+    kinds = ["full"] * arguments.sweeps + ["quick"] * arguments.quick + [COLD] * arguments.cold
+    seeds = itertools.count(arguments.first_seed)
+    outcomes: list[Outcome] = []
+    for kind, seed in zip(kinds, seeds, strict=False):
+        outcomes.append(run_sweep(problem, kind, seed))
+        runs.write(arguments.out, problem, {"sweeps": [one.view() for one in outcomes]})
+    for path in arguments.join:
+        outcomes += [Outcome.of_view(one) for one in json.loads(path.read_text())["sweeps"]]
 
     full = [one for one in outcomes if one.kind == "full"]
     pairs = list(itertools.combinations(full, 2))
@@ -96,14 +153,8 @@ def main() -> None:
         found_by = ", ".join(f"{i} {o.kind}" for i, o in enumerate(outcomes) if o.config == config)
         runs.say(f"      {runs.summary(times)}  {config}  (sweep {found_by})")
     medians = {config: statistics.median(times) for config, times in samples.items()}
-    spread = max(medians[o.config] for o in full) / min(medians[o.config] for o in full) - 1
-    runs.say(f"the slowest winner of a full sweep takes {spread:.2%} longer than the fastest")
-    typical = statistics.median(medians[one.config] for one in full)
-    for one in (one for one in outcomes if one.kind == "quick"):
-        runs.say(
-            f"quick: {typical / medians[one.config]:.1%} of the full sweeps' speed, "
-            f"in {one.seconds:.1f} s against {statistics.median(o.seconds for o in full):.1f} s"
-        )
+    if full:
+        say_speeds(medians, full, [one for one in outcomes if one.kind != "full"])
     results = {
         "sweeps": [one.view() for one in outcomes],
         "agreeing_pairs": agreeing,
