@@ -14,7 +14,8 @@ from flce_tune.kernels.limits import HAND_PRODUCT
 
 HOPPERS = (78, 114, 132)
 """Multiprocessors of the GPUs that the kernel is for: H20, H100 with PCIe, other H100s and H200."""
-MOST_SPLITS = 4
+MOST_SPLITS = 8
+MOST_SPLITS_OF_SEVERAL_WAVES = 4
 MOST_TILES = 396
 """Tiles of partial sums kept at once: three waves of an H200's 132 multiprocessors, 37 MiB."""
 PARTIAL_BYTES = 3
@@ -44,7 +45,8 @@ def split_plan(m: int, n: int, depth: int, sm_count: int) -> Plan:
     tiles_m, tiles_n = (-(-size // block) for size, block in zip((m, n), HAND_PRODUCT, strict=True))
     best, plan = (1 - LEAST_GAIN) * _cost(tiles_m * tiles_n, 0, 1, depth, sm_count), Plan(m)
     for splits in range(2, MOST_SPLITS + 1):
-        for tail in range(1, min(tiles_m, MOST_TILES // (splits * tiles_n)) + 1):
+        most = MOST_TILES if splits <= MOST_SPLITS_OF_SEVERAL_WAVES else sm_count
+        for tail in range(1, min(tiles_m, most // (splits * tiles_n)) + 1):
             whole = tiles_m - tail
             cost = _cost(whole * tiles_n, tail * tiles_n, splits, depth, sm_count)
             if cost < best:

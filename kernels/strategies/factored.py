@@ -3,7 +3,8 @@
 As ``chunked``, without its pass over the logits: the GEMM stores exponentials, and the row factors
 that make G of them go to dX's epilogue and to x. While the first chunk is worked on, dW and its
 accumulator hold nothing yet and take part of that chunk's blocks (see ``stored``), so that the
-first chunk has more tokens than the workspace has room for. One chunk of all tokens writes dW once.
+first chunk has more tokens than the workspace has room for. One chunk of all tokens writes dW once;
+a slab of the whole vocabulary leaves dW's storage alone, and each product is one launch.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from flce_tune.kernels.strategies.peers import Alone, Meeting, Peers
 from flce_tune.kernels.strategies.recompute import Recompute
 from flce_tune.kernels.values import Gradients, Inputs, LossSpec, Statistics, Wanted
 
-CHUNKS = (512, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
+CHUNKS = (256, 512, 768, 1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 
 
 class Factored(Recompute):
@@ -58,7 +59,10 @@ class Factored(Recompute):
         everything_at_once = padded(problem.tokens)
         shorter = {chunk for chunk in (*CHUNKS, usual.chunk or 0) if 0 < chunk < problem.tokens}
         for chunk in sorted({*shorter, everything_at_once}):
-            for slab in stored.SLABS if chunk == usual.chunk else stored.SLABS[1:2]:
+            slabs = list(stored.SLABS if chunk == usual.chunk else stored.SLABS[1:2])
+            if chunk == everything_at_once:
+                slabs.append(stored.whole_slab(problem.vocab))
+            for slab in slabs:
                 everything = chunk == usual.chunk and slab == usual.slab
                 choose = common.gemm_variations if everything else common.gemm_bases
                 for accumulator in common.accumulators(problem):

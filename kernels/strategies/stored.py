@@ -35,14 +35,21 @@ from flce_tune.kernels.values import Inputs, LossSpec, Statistics
 SLABS = (2048, 4096, 8448, 16896)
 """8448 columns are 33 tiles of 256 or 66 of 128: with 16 tiles of D = 4096, or 128 of N, whole
 waves on 132 multiprocessors."""
+LEAST_STEP = 1024
+"""Tokens of a step of the forward pass, if there are as many; a product of fewer is slower."""
 UNIT = 16
 """Storage is taken in so many elements, so that blocks begin where tiles can read them."""
+
+
+def whole_slab(vocab: int) -> int:
+    """Columns of a block that holds the vocabulary, rounded up to tiles."""
+    return -(-vocab // SLAB_MULTIPLE) * SLAB_MULTIPLE
 
 
 def slab_of(config: Config, vocab: int) -> int:
     """Columns of a block: the config's, but no more than the vocabulary, rounded up to tiles."""
     assert config.slab is not None
-    return min(config.slab, -(-vocab // SLAB_MULTIPLE) * SLAB_MULTIPLE)
+    return min(config.slab, whole_slab(vocab))
 
 
 def reject_numerators(name: str, problem: Problem) -> str | None:
@@ -160,16 +167,18 @@ class LabelShare:
         )
 
 
-def rows_per_step(tiles: int) -> int:
-    """Tokens whose tile sums fit the forward pass's budget."""
+def rows_per_step(tiles: int, config: Config) -> int:
+    """Tokens whose tile sums fit the forward pass's budget, and are few where chunks are."""
     rows = common.EVALUATION_BYTES // (8 * tiles) // ROW_MULTIPLE * ROW_MULTIPLE
+    if config.chunk is not None:
+        rows = min(rows, padded(max(config.chunk, LEAST_STEP)))
     return max(ROW_MULTIPLE, rows)
 
 
 def forward_bytes(config: Config, problem: Problem, rows: int) -> int:
     """Bytes of the forward pass's tile sums."""
     tiles = -(-problem.vocab // tile_columns(config.logits, slab_of(config, problem.vocab))) + 2
-    return 8 * min(rows, rows_per_step(tiles)) * tiles
+    return 8 * min(rows, rows_per_step(tiles, config)) * tiles
 
 
 def forward(
@@ -195,7 +204,7 @@ def forward(
     counts: list[int] = [-(-(part.stop - part.start) // step) for part in parts]
     label_logit, first = first_references(inputs, loss, others=others)
     merged = []
-    for rows in even_parts(n, rows_per_step(sum(counts)), ROW_MULTIPLE):
+    for rows in even_parts(n, rows_per_step(sum(counts), config), ROW_MULTIPLE):
         some = inputs.rows(rows)
         sums = first.new_empty(2, sum(counts), len(some.x))
         references, totals = (list(kind.split(counts)) for kind in sums)

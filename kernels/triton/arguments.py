@@ -101,6 +101,15 @@ def tile_arguments(tile: Tile) -> dict[str, Any]:
     }
 
 
+def merge_blocks(n: int) -> dict[str, int]:
+    """Rows and tiles that a program merges at a time: fewer rows where there are few in all.
+
+    So there are programs for every multiprocessor from 512 rows on.
+    """
+    rows = 16 if n >= 4096 else 8 if n >= 2048 else 4
+    return {"ROWS": rows, "TILES": 1024 // rows}
+
+
 def logits_grid(tile: Tile, n: int, width: int, x: Tensor) -> tuple[int]:
     """As many persistent programs as fit the GPU, or tiles if there are fewer."""
     tiles = cdiv(n, tile.n_block) * cdiv(width, tile.v_block)

@@ -17,6 +17,7 @@ from flce_tune.kernels.triton.arguments import (
     gradient_flags,
     logits_grid,
     loss_scalars,
+    merge_blocks,
     next_power_of_2,
     statistics_flags,
     tile_arguments,
@@ -36,8 +37,8 @@ from flce_tune.kernels.values import (
 STATISTICS_LANES = 512
 STATISTICS_DEPTH = 4
 STATISTICS_WARPS = 2
-GRADIENT_BLOCK = 1024
-GRADIENT_WARPS = 2
+GRADIENT_BLOCK = 512
+GRADIENT_WARPS = 1
 PICK_ROWS = 128
 
 
@@ -99,7 +100,8 @@ def gradient(
     """Turn raw logits into their gradient."""
     n, width = raw.shape
     block = min(GRADIENT_BLOCK, next_power_of_2(width))
-    rows.gradient_kernel[(n, cdiv(width + units_before(raw), block))](
+    blocks = cdiv(width + units_before(raw), block)
+    rows.gradient_kernel[(n * blocks,)](
         raw,
         raw.stride(0),
         out,
@@ -111,6 +113,7 @@ def gradient(
         coefficients.c,
         coefficients.e,
         labels.class_weight,
+        blocks,
         first_column,
         width,
         labels.vocab,
@@ -240,8 +243,8 @@ def _tiled_logits(
     flags = statistics_flags(inputs, loss, wanted)
     tables = (tile_max, tile_total, tile_sum, tile_moment, tile_best)
     _launch_logits(inputs, loss, flags, out, tables, tile)
-    row_block = 16
-    rows.merge_kernel[(cdiv(n, row_block),)](
+    blocks = merge_blocks(n)
+    rows.merge_kernel[(cdiv(n, blocks["ROWS"]),)](
         tile_max,
         tile_total,
         tile_sum,
@@ -257,8 +260,7 @@ def _tiled_logits(
         WANT_SUM=flags["WANT_SUM"],
         WANT_MEAN=flags["WANT_MEAN"],
         WANT_PREDICTION=flags["WANT_PREDICTION"],
-        ROWS=row_block,
-        TILES=64,
+        **blocks,
     )
     target_logits(inputs, loss, out, result.target_logit)
     return result

@@ -24,6 +24,7 @@ from flce_tune.kernels.triton.arguments import (
     descriptor,
     logits_grid,
     loss_scalars,
+    merge_blocks,
     next_power_of_2,
     tile_arguments,
 )
@@ -36,8 +37,6 @@ BITS = tl.constexpr(HEADROOM)
 BOTTOM = tl.constexpr(LOWEST)
 HIGH = tl.constexpr(LN2_HIGH)
 LOW = tl.constexpr(LN2_LOW)
-MERGE_ROWS = 16
-MERGE_TILES = 64
 LABEL_ROWS = 128
 
 
@@ -262,9 +261,9 @@ def merge(tile_reference: Tensor, tile_total: Tensor) -> Merged:
     """Each row's R, Σ 2^(t - R) and lse."""
     tiles, n = tile_reference.shape
     reference, total, lse, low = torch.empty(4, n, device=tile_total.device).unbind()
-    merge_kernel[(cdiv(n, MERGE_ROWS),)](
-        tile_reference, tile_total, reference, total, lse, low, n, tiles,
-        ROWS=MERGE_ROWS, TILES=MERGE_TILES,
+    blocks = merge_blocks(n)
+    merge_kernel[(cdiv(n, blocks["ROWS"]),)](
+        tile_reference, tile_total, reference, total, lse, low, n, tiles, **blocks
     )  # fmt: skip
     return Merged(reference, total, lse, low)
 

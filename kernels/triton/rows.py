@@ -245,6 +245,7 @@ def gradient_kernel(
     c_ptr,
     e_ptr,
     class_weight_ptr,  # [V] or unused
+    blocks,  # of a row; neighbours run side by side, in the order of the memory
     first_column,
     width,
     vocab,
@@ -259,13 +260,14 @@ def gradient_kernel(
 ):
     EXACT: tl.constexpr = raw_ptr.dtype.element_ty == tl.float32
     UNIT: tl.constexpr = 128 // raw_ptr.dtype.element_ty.primitive_bitwidth
-    row = tl.program_id(0).to(tl.int64)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
     first_ptr, shift, end = aligned_row(raw_ptr, row * row_stride, width, UNIT)
-    begin = tl.program_id(1) * BLOCK
+    begin = tl.program_id(0) % blocks * BLOCK
     places = begin + tl.arange(0, BLOCK)
     local = places - shift
     inside = (local >= 0) & (local < width)
-    raw = tl.load(first_ptr + places, mask=places < end, other=0.0).to(tl.float32)
+    raw = tl.load(first_ptr + places, mask=places < end, other=0.0, cache_modifier=".cg")
+    raw = raw.to(tl.float32)
     target = tl.load(target_ptr + row)
     a = tl.load(a_ptr + row)
     b = tl.load(b_ptr + row)

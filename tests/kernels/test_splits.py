@@ -8,6 +8,7 @@ from flce_tune.kernels.limits import HAND_PRODUCT
 from flce_tune.kernels.splits import (
     HOPPERS,
     MOST_SPLITS,
+    MOST_SPLITS_OF_SEVERAL_WAVES,
     MOST_TILES,
     PARTIAL_BYTES,
     Plan,
@@ -36,7 +37,7 @@ def test_plans_cover_all_rows_and_take_no_more_waves(sm_count, depth):
         assert 0 <= plan.whole < m
         assert plan.whole % ROWS == 0
         parts = tiles(m - plan.whole, n) * plan.splits
-        assert parts <= MOST_TILES
+        assert parts <= (MOST_TILES if plan.splits <= MOST_SPLITS_OF_SEVERAL_WAVES else sm_count)
         if sm_count in HOPPERS:
             needed = parts * ROWS * COLUMNS * PARTIAL_BYTES
             assert needed <= split_bytes(m, n, depth)
@@ -56,6 +57,8 @@ def test_plans_cover_all_rows_and_take_no_more_waves(sm_count, depth):
         (2048, 1024, 151936, Plan(0, 2)),  # half a wave for one
         (2816, 2304, 256000, Plan(0, 2)),  # three half waves for two
         (512, 2304, 256000, Plan(0, 3)),
+        (256, 2304, 256000, Plan(0, 7)),
+        (512, 1024, 151936, Plan(0, 8)),
         (1024, 4096, 128256, Plan(1024)),  # 128 tiles: nearly a wave
         (2048, 1024, 1024, Plan(2048)),  # too short
     ],
