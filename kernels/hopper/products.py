@@ -10,13 +10,14 @@ from torch import Tensor
 from flce_tune.kernels.config import Tile
 from flce_tune.kernels.hopper.launch import CONSUMER_WARPS, descriptor
 from flce_tune.kernels.hopper.product import product_kernel
+from flce_tune.kernels.label_sums import piece_columns
 from flce_tune.kernels.limits import HAND_PRODUCT, product_blocks
 from flce_tune.kernels.numerators import Entries
 from flce_tune.kernels.problem import describe_device
 from flce_tune.kernels.products import row_bytes
 from flce_tune.kernels.splits import Plan, split_plan
 from flce_tune.kernels.triton.arguments import cdiv
-from flce_tune.kernels.triton.entries import launch_entries
+from flce_tune.kernels.triton.entries import RowEntries, launch_entries, launch_label_sums
 from flce_tune.kernels.triton.partial_sums import launch_partial_sums
 
 MOST_LEAD = 5
@@ -24,16 +25,22 @@ MOST_LEAD = 5
 
 
 def serves(
-    out: Tensor, extra: Tensor | None, entries: Entries | None, transposed: bool, once: bool
+    out: Tensor,
+    extra: Tensor | None,
+    entries: Entries | None,
+    transposed: bool,
+    once: bool,
+    room_for_labels: bool,
 ) -> bool:
     """Whether the kernel, and one for the entries beside it, can do what is asked for.
 
     It keeps no float32 sums. Entries of dW, any number a row, are added to a kept sum by a kernel
-    of their own; a product written once has none, and rounding it twice would not be exact.
+    of their own; a product written once has none, and rounding it twice would not be exact, so it
+    needs room for the entries' own sums.
     """
-    rounded_at_once = once and transposed and entries is not None
+    sums_needed = once and transposed and entries is not None
     kept = extra is None or extra.dtype == torch.uint8
-    return out.dtype == torch.bfloat16 and kept and not rounded_at_once
+    return out.dtype == torch.bfloat16 and kept and (room_for_labels or not sums_needed)
 
 
 def launch_product(
@@ -54,17 +61,53 @@ def launch_product(
 ) -> None:
     """Add diag(row_factor)·A·b and the entries to what earlier parts left.
 
-    dX's last rows may be split along the vocabulary; see ``splits``.
-
-    Entries of dW join the sum before the product, or after it where it is the first part: either
-    way a rounded result is rounded once.
+    Entries of dW join a kept sum before the product, or after it where it is the first part: either
+    way a rounded result is rounded once. A product written once adds their own sums.
     """
-    apart = entries if transposed else None
-    if apart is not None and prior:
-        launch_entries(apart, out, extra, entry_first)
+
+    def multiply(stored: Tensor, out: Tensor, joined: RowEntries | None) -> None:
+        _launch(
+            stored, slab, block_rows, b, out, extra, row_factor, joined, tile, contraction,
+            transposed, prior, last,
+        )  # fmt: skip
+
+    if entries is None:
+        multiply(stored, out, None)
+    elif not transposed:
+        multiply(stored, out, RowEntries(entries.source, entries.value, entries.rows))
+    elif prior:
+        launch_entries(entries, out, extra, entry_first)
+        multiply(stored, out, None)
+    elif not last:
+        multiply(stored, out, None)
+        launch_entries(entries, out, extra, entry_first)
+    else:
+        piece = piece_columns(len(entries.row), slab) or len(out)
+        for first in range(0, len(out), piece):
+            some = out[first : first + piece]
+            sums = launch_label_sums(entries, len(some), entry_first + first)
+            multiply(stored[first // slab * block_rows :], some, sums)
+            del sums  # the next piece's take its place
+
+
+def _launch(
+    stored: Tensor,
+    slab: int,
+    block_rows: int,
+    b: Tensor,
+    out: Tensor,
+    extra: Tensor | None,
+    row_factor: Tensor | None,
+    joined: RowEntries | None,
+    tile: Tile,
+    contraction: str,
+    transposed: bool,
+    prior: bool,
+    last: bool,
+) -> None:
+    """Launch the product; dX's last rows may be split along the vocabulary, see ``splits``."""
     (m, n), sm_count = out.shape, describe_device(b.device).sm_count
     plan = Plan(m) if transposed else split_plan(m, n, len(b), sm_count)
-    joined = None if transposed else entries
     whole, others = slice(0, plan.whole), slice(plan.whole, m)
     if plan.whole:
         given, constants = arguments(
@@ -87,8 +130,6 @@ def launch_product(
             None if joined is None else joined.rows,
             prior, last,
         )  # fmt: skip
-    if apart is not None and not prior:
-        launch_entries(apart, out, extra, entry_first)
 
 
 def _programs(m: int, n: int, sm_count: int) -> int:
@@ -115,7 +156,7 @@ def arguments(
     out: Tensor,
     extra: Tensor | None,
     row_factor: Tensor | None,
-    entries: Entries | None,  # one for each row, in order
+    joined: RowEntries | None,
     tile: Tile,
     contraction: str,
     transposed: bool,
@@ -128,15 +169,15 @@ def arguments(
     _, k_block = product_blocks(tile, contraction)
     part = cdiv(cdiv(len(b), k_block), splits) * k_block
     strip = [rows, 2 * k_block]
-    joined: tuple[Any, ...] = (None, None, None, 0)
-    if entries is not None:
-        joined = entries.source, entries.value, entries.rows, entries.rows.stride(0)
+    labels: tuple[Any, ...] = (None, None, None, 0)
+    if joined is not None:
+        labels = *joined, joined.rows.stride(0)
     given = (
         descriptor(stored, [k_block, rows] if transposed else [rows, k_block]),
         descriptor(b, [k_block, HAND_PRODUCT[1]]),
         descriptor(out, strip),
         None if extra is None else descriptor(extra, strip),
-        row_factor, *joined, m // splits, n, len(b), block_rows, splits, part,
+        row_factor, *labels, m // splits, n, len(b), block_rows, splits, part,
     )  # fmt: skip
     constants = {
         "GROUP": tile.group,

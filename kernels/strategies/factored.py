@@ -19,6 +19,7 @@ from torch import Tensor
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels.backends import even_parts
 from flce_tune.kernels.config import Accumulator, Config
+from flce_tune.kernels.label_sums import label_sum_bytes
 from flce_tune.kernels.numerators import (
     ROW_MULTIPLE,
     Blocks,
@@ -83,7 +84,7 @@ class Factored(Recompute):
         )
 
     def workspace(self, config: Config, problem: Problem) -> int:
-        """Numerators of a chunk, the forward's tile sums, scaled x or dX's sums, and dW's."""
+        """Numerators of a chunk, the forward's tile sums, dX's, or scaled x and labels', dW's."""
         if problem.mode != "train" or "per_token" in problem.features:
             return super().workspace(config, problem)
         hidden, vocab = problem.hidden, problem.vocab
@@ -95,10 +96,12 @@ class Factored(Recompute):
         if config.dx is None or 0 < sum(chunks[0][1]) * slab < vocab:
             of_dx = replace(config, accumulator=_dx_accumulator(config, DTYPES[problem.dtype]))
             sums += common.accumulator_bytes(of_dx, problem, rows)
-        scaled = rows * hidden * problem.itemsize
-        total += max(stored.forward_bytes(config, problem, rows), scaled, sums)
+        of_dw = rows * hidden * problem.itemsize
         if len(chunks) > 1:
             total += common.accumulator_bytes(config, problem, vocab)
+        elif config.dw is not None and config.dw.schedule != "compiler":
+            of_dw += label_sum_bytes(rows, vocab, hidden, slab)
+        total += max(stored.forward_bytes(config, problem, rows), of_dw, sums)
         return total
 
     def train(
@@ -117,7 +120,10 @@ class Factored(Recompute):
         slab = stored.slab_of(config, vocab)
         chunks = _chunks(sizes(x, vocab), config, peers.widest(vocab))
         out = weight.new_empty(vocab, hidden)
-        dw = Sum(out, len(chunks), config.accumulator, config.dw, "n", yielding=peers.others)
+        dw = Sum(
+            out, len(chunks), config.accumulator, config.dw, "n", yielding=peers.others,
+            room_for_labels=True,
+        )  # fmt: skip
         primitives = primitives_of(x)
         buffer = x.new_empty(_buffer_elements(chunks, vocab, slab))
         homes = [stored.Home.of(home, x) for home in (out, dw.accumulator) if home is not None]

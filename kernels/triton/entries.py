@@ -1,15 +1,24 @@
-"""Sparse entries added to a kept sum: S[row] += Σ value·B[source], for products without them.
+"""Sums of sparse entries, Σ value·B[source] for each row, for products that cannot add them up.
 
-Algorithm: entries are sorted by row. A program for each entry and block of columns; the first
-entry's of a row adds up all of them, ENTRIES at a time, in float32, and updates the row, the others
-have nothing to do. So each row is written once, without atomics, and the order of its sum is fixed.
+They join a kept sum, or are kept by themselves in float32, for a product written once to add as one
+entry a row (see ``kernels.label_sums``).
+
+Algorithm: entries are sorted by row. Programs for entries and blocks of columns; the one of a row's
+first entry adds up all of them, ENTRIES at a time, in float32, and writes the row, the others have
+nothing to do. So each row is written once, without atomics, and the order of its sum is fixed.
+By themselves, sums are kept for a group of rows at a time: its programs go through its entries
+alone, which the offsets delimit, so that many groups do not look at all of them each.
 
 FLOPs 2 an entry and column. Bytes an entry and column: 2 for B, and once a row 6 with a split24
-sum or 4 with one in the output's dtype. Numerics: the sum rounds once more, as for one more part.
+sum, 4 with one in the output's dtype or by itself. Numerics: a kept sum rounds once more, as for
+one more part; by itself it does not round but to float32.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,6 +29,38 @@ from flce_tune.kernels.triton.product import narrow, widen
 
 COLUMNS = 512
 ENTRIES = 8
+PROGRAMS = 512
+"""That go through a group's entries, for each block of columns."""
+
+
+class RowEntries(NamedTuple):
+    """One entry for each row of a product: value·rows[source]; of value 0, it is not looked at."""
+
+    source: Tensor  # [m]
+    value: Tensor  # [m]
+    rows: Tensor  # [., n]
+
+
+@triton.jit
+def total_of_row(
+    entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride,
+    COLUMNS: tl.constexpr, ENTRIES: tl.constexpr,
+):  # fmt: skip
+    """Add up the entries of a row, of which this is the first, in some columns."""
+    total = tl.zeros([COLUMNS], tl.float32)
+    while tl.load(row_ptr + entry, mask=entry < count, other=-1) == row:
+        some = entry + tl.arange(0, ENTRIES)
+        here = tl.load(row_ptr + some, mask=some < count, other=-1) == row
+        value = tl.load(value_ptr + some, mask=here, other=0.0)
+        source = tl.load(source_ptr + some, mask=here, other=0).to(tl.int64)
+        b = tl.load(
+            b_ptr + source[:, None] * b_stride + columns[None, :],
+            mask=(here & (value != 0.0))[:, None] & (columns < n)[None, :],
+            other=0.0,
+        )
+        total += tl.sum(value[:, None] * b.to(tl.float32), axis=0)
+        entry += ENTRIES
+    return total
 
 
 @triton.jit(do_not_specialize=["first", "end", "count"])
@@ -48,19 +89,10 @@ def entries_kernel(
         return
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     ok = columns < n
-    total = tl.zeros([COLUMNS], tl.float32)
-    while tl.load(row_ptr + entry, mask=entry < count, other=-1) == row:
-        some = entry + tl.arange(0, ENTRIES)
-        here = tl.load(row_ptr + some, mask=some < count, other=-1) == row
-        value = tl.load(value_ptr + some, mask=here, other=0.0)
-        source = tl.load(source_ptr + some, mask=here, other=0).to(tl.int64)
-        b = tl.load(
-            b_ptr + source[:, None] * b_stride + columns[None, :],
-            mask=(here & (value != 0.0))[:, None] & ok[None, :],
-            other=0.0,
-        )
-        total += tl.sum(value[:, None] * b.to(tl.float32), axis=0)
-        entry += ENTRIES
+    total = total_of_row(
+        entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride, COLUMNS,
+        ENTRIES,
+    )  # fmt: skip
     place = (row - first).to(tl.int64)
     out = out_ptr + place * out_stride + columns
     if SPLIT:
@@ -72,6 +104,79 @@ def entries_kernel(
     else:
         total += tl.load(out, mask=ok, other=0.0).to(tl.float32)
         tl.store(out, total.to(out_ptr.dtype.element_ty), mask=ok)
+
+
+@triton.jit(do_not_specialize=["first", "tiles", "count"])
+def label_sums_kernel(
+    offset_ptr,  # [tiles + 1] the first entry of each tile of the output's rows
+    row_ptr,  # [count] ascending
+    source_ptr,  # [count] row of B
+    value_ptr,  # [count] float32
+    b_ptr,  # [., n]
+    place_ptr,  # [m] int64, of the output's rows with entries: their row of sums
+    has_ptr,  # [m] float32, 1 for these rows
+    sum_ptr,  # [., n] float32
+    first,  # the row of entries that is the output's first
+    tiles,
+    count,
+    n,
+    b_stride,
+    BY_ENTRY: tl.constexpr,  # a row of sums for each entry, not for each row of the output
+    COLUMNS: tl.constexpr,
+    ENTRIES: tl.constexpr,
+):
+    begin = tl.load(offset_ptr)
+    end = tl.load(offset_ptr + tiles)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    for entry in range(begin + tl.program_id(0), end, tl.num_programs(0)):
+        row = tl.load(row_ptr + entry)
+        before = tl.load(row_ptr + entry - 1, mask=entry > 0, other=-1)
+        if row != before:
+            total = total_of_row(
+                entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride,
+                COLUMNS, ENTRIES,
+            )  # fmt: skip
+            place = row - first
+            if BY_ENTRY:
+                place = (entry - begin).to(place.dtype)
+            tl.store(place_ptr + row - first, place)
+            tl.store(has_ptr + row - first, 1.0)
+            tl.store(sum_ptr + place.to(tl.int64) * n + columns, total, mask=columns < n)
+
+
+def launch_label_sums(
+    entries: Entries,
+    m: int,
+    first: int,  # the entries' row that is the first of m
+) -> RowEntries:
+    """Add up each row's entries, in float32."""
+    if first % entries.block:
+        raise ValueError(f"entries of tiles of {entries.block} rows, got row {first}")
+    count, n = len(entries.row), entries.rows.shape[1]
+    columns = min(COLUMNS, next_power_of_2(n))
+    place = entries.row.new_empty(m, dtype=torch.int64)
+    has = entries.value.new_zeros(m, dtype=torch.float32)
+    sums = entries.rows.new_empty(min(count, m), n, dtype=torch.float32)
+    label_sums_kernel[(min(count, PROGRAMS), cdiv(n, columns))](
+        entries.offsets[first // entries.block :],
+        entries.row,
+        entries.source,
+        entries.value,
+        entries.rows,
+        place,
+        has,
+        sums,
+        first,
+        cdiv(m, entries.block),
+        count,
+        n,
+        entries.rows.stride(0),
+        BY_ENTRY=count <= m,
+        COLUMNS=columns,
+        ENTRIES=ENTRIES,
+        num_warps=4,
+    )
+    return RowEntries(place, has, sums)
 
 
 def launch_entries(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from gpu import BY_HAND, BY_HAND_NARROW, needs_gpu, skip_unless_it_runs
-from hand_products import Case, check_dw, check_dx, check_plain
+from hand_products import SLAB, Case, check_dw, check_dx, check_plain
 
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.numerators import Entries
@@ -51,6 +51,15 @@ def test_sums_of_products(tiles, shape, accumulator, parts):
 def test_blocks_with_factors_and_entries(tiles, shape, accumulator, parts):
     check_dx(Case(shape, "cuda"), tiles["dx"], accumulator, parts)
     check_dw(Case(shape, "cuda"), tiles["dw"], accumulator, parts)
+
+
+@with_tiles
+@with_shapes
+@pytest.mark.parametrize("piece", [None, SLAB], ids=["whole", "in pieces"])
+def test_dw_written_once_with_labels(monkeypatch, tiles, shape, piece):
+    products = pytest.importorskip("flce_tune.kernels.hopper.products")
+    monkeypatch.setattr(products, "piece_columns", lambda *_: piece)
+    check_dw(Case(shape, "cuda"), tiles["dw"], "split24", 1, room_for_labels=True)
 
 
 @with_tiles

@@ -57,7 +57,7 @@ def in_blocks(stored, slab, block_rows):
 
 def emulate(
     m, n, depth, *, kind="next", transposed=True, lead=2, k_block=4, stages=7, programs=2, seed=0,
-    slab=0, joined=False, module=hopper_product,
+    slab=0, joined=False, label_sums=False, module=hopper_product,
 ):  # fmt: skip
     """Upper and lower bits that the kernel leaves, and those that it should."""
     kept_split, prior, last = SUMS[kind]
@@ -86,6 +86,11 @@ def emulate(
         label[entry_b[source].isnan().any(1)] = 0
         rows = (*map(Pointer, (factor, source, label, entry_b)), n)
         value = value * factor[:, None] + label[:, None] * entry_b[source].float().nan_to_num(0.0)
+    if label_sums:
+        sums, place, has = torch.randn(11, n), torch.randint(0, 11, (m,)), torch.arange(m) % 3 > 0
+        place[~has] = 10**15
+        rows = (None, *map(Pointer, (place, has.float(), sums)), n)
+        value[has] += sums[place[has]]
     arguments = (
         Descriptor(
             in_blocks(stored, slab, block_rows) if slab else stored,
@@ -160,6 +165,11 @@ def test_wide_strips_and_a_ring_that_holds_less_than_the_lead_and_a_tile(kind):
 @pytest.mark.parametrize(("m", "n", "depth"), [(32, 64, 24), (37, 40, 18)])
 def test_blocks_of_a_and_what_joins_the_product(kind, transposed, m, n, depth):
     check(m, n, depth, kind=kind, transposed=transposed, slab=16, joined=not transposed, seed=m)
+
+
+@pytest.mark.parametrize(("m", "n", "depth"), [(32, 64, 24), (37, 40, 18)])
+def test_labels_sums_join_a_product_before_it_is_rounded(m, n, depth):
+    check(m, n, depth, kind="once", slab=16, label_sums=True, seed=m)
 
 
 @pytest.mark.parametrize("slab", [0, 16])
@@ -267,7 +277,7 @@ def test_compiles_for_hopper_without_spills(tmp_path):
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     script = ROOT / "tests/support/compile_hopper_product.py"
     done = subprocess.run(
-        [sys.executable, str(script), "0", "1", "2"],
+        [sys.executable, str(script), "0", "1", "2", "3"],
         env=environment,
         capture_output=True,
         text=True,

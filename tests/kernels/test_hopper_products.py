@@ -3,7 +3,7 @@
 import pytest
 import torch
 from gluon_emulator import Descriptor, Pointer, run
-from hand_products import Case, check_dw, check_dx, check_plain
+from hand_products import SLAB, Case, check_dw, check_dx, check_plain
 
 from flce_tune.kernels.config import Tile
 from flce_tune.kernels.splits import Plan
@@ -72,6 +72,14 @@ def test_blocks_with_factors_and_entries(dx, dw, shape, accumulator, parts):
     check_dx(Case(shape, "cpu"), dx, accumulator, parts)
     if accumulator == "split24":  # the interpreter rounds to bfloat16 toward zero
         check_dw(Case(shape, "cpu"), dw, accumulator, parts)
+
+
+@pytest.mark.parametrize("piece", [None, SLAB], ids=["whole", "in pieces"])
+@pytest.mark.parametrize("shape", [SHAPES["few"], (150, 40, 600)], ids=str)
+@pytest.mark.parametrize("tile", [DW, NARROW_DW], ids=["64", "32"])
+def test_dw_written_once_with_labels(monkeypatch, tile, shape, piece):
+    monkeypatch.setattr(products, "piece_columns", lambda *_: piece)
+    check_dw(Case(shape, "cpu"), tile, "split24", 1, room_for_labels=True)
 
 
 def rounding(launch):

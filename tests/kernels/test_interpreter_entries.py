@@ -30,17 +30,17 @@ def labelled(columns):
     return value, target, x
 
 
-def added(value, target, x):
+def added(value, target, x, m=M):
     """The entries' sum on a group's rows."""
-    total = torch.zeros(M, x.shape[1])
+    total = torch.zeros(m, x.shape[1])
     for weight, label, row in zip(value, target.tolist(), x, strict=True):
-        if FIRST <= label < FIRST + M and weight:
+        if FIRST <= label < FIRST + m and weight:
             total[label - FIRST] += weight * row
     return total
 
 
-def untouched(target):
-    rows = torch.arange(FIRST, FIRST + M)
+def untouched(target, m=M):
+    rows = torch.arange(FIRST, FIRST + m)
     return ~torch.isin(rows, target)
 
 
@@ -69,3 +69,28 @@ def test_a_sum_in_the_outputs_dtype(columns):
     expected = (out.float() + added(value, target, x)).half()
     entries_module.launch_entries(Entries.of_dw(value, target, x.half(), V, 16), out, None, FIRST)
     torch.testing.assert_close(out, expected, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("columns", [40, 600])
+@pytest.mark.parametrize("m", [M, V - FIRST], ids=["a row a column", "a row an entry"])
+@pytest.mark.parametrize("programs", [3, 512])
+def test_sums_by_themselves(monkeypatch, programs, m, columns):
+    monkeypatch.setattr(entries_module, "PROGRAMS", programs)
+    empty = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: poisoned(empty(*a, **k)))
+    value, target, x = labelled(columns)
+    value[7], target[7] = torch.nan, FIRST + 1
+    entries = Entries.of_dw(value, target, x.bfloat16(), V, 8)
+    place, has, sums = entries_module.launch_label_sums(entries, m, FIRST)
+    assert sums.shape == (min(N, m), columns)
+    found = has == 1
+    assert torch.equal(found, ~untouched(target, m))
+    assert torch.equal(place[found].unique(), place[found].sort().values)
+    torch.testing.assert_close(
+        sums[place[found]], added(value, target, x, m)[found], rtol=0.0, atol=0.0, equal_nan=True
+    )
+    assert (has[~found] == 0).all()
+
+
+def poisoned(tensor):
+    return tensor.fill_(torch.nan if tensor.is_floating_point() else -1)

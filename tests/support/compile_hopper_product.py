@@ -22,7 +22,7 @@ from flce_tune.kernels.config import Tile
 from flce_tune.kernels.hopper.product import product_kernel
 from flce_tune.kernels.hopper.products import arguments
 from flce_tune.kernels.limits import shared_memory
-from flce_tune.kernels.numerators import Entries
+from flce_tune.kernels.triton.entries import RowEntries
 
 M, N, K, SLAB = 512, 512, 1024, 512
 
@@ -36,7 +36,7 @@ class Case:
     split: bool = False
     prior: bool = False
     last: bool = True
-    blocks: bool = False  # A lies in blocks; dX has a row factor and entries
+    blocks: bool = False  # A lies in blocks; dX has a row factor and entries, dW written once sums
 
     @property
     def tile(self) -> Tile:
@@ -49,6 +49,8 @@ CASES = (
     Case(64, "n", split=True, prior=True, last=False, blocks=True),
     Case(64, "v", split=True, prior=True, blocks=True),
     Case(32, "v", blocks=True),
+    Case(64, "n", blocks=True),
+    Case(32, "n", blocks=True),
     Case(32, "n", split=True, prior=True, last=False),
     Case(64, "v", split=True, last=False, blocks=True),
     Case(64, "n", prior=True, blocks=True),
@@ -70,13 +72,15 @@ def compiled(case: Case) -> Any:
     stored = matrix(K, M) if transposed else matrix(M, K)
     if case.blocks:
         stored = matrix(2 * (K if transposed else M), SLAB)
-    factor = entries = None
+    factor = joined = None
     if case.blocks and not transposed:
-        row, factor = torch.arange(M), torch.empty(M)
-        entries = Entries(row, row, factor, row.int(), matrix(K, N), 128)
+        factor = torch.empty(M)
+        joined = RowEntries(torch.arange(M), torch.empty(M), matrix(K, N))
+    elif case.blocks and case.last and not case.prior:
+        joined = RowEntries(torch.arange(M), torch.empty(M), matrix(K, N, torch.float32))
     given, constants = arguments(
         stored, SLAB if case.blocks else 0, K if transposed else M, matrix(K, N), matrix(M, N),
-        matrix(M, N, torch.uint8) if case.split else None, factor, entries, case.tile,
+        matrix(M, N, torch.uint8) if case.split else None, factor, joined, case.tile,
         case.contraction, transposed, case.prior, case.last,
     )  # fmt: skip
     return product_kernel.warmup(*given, grid=(1,), **constants)
