@@ -1,7 +1,8 @@
 """Gradient GEMMs scheduled by hand (Gluon, Hopper): the sum of earlier parts comes with the tiles.
 
 Computes what ``kernels.triton.product.product_kernel`` does with a split24 sum, one in the output's
-own dtype, or written once; but of entries, only one for every row (dX's, the labels' rows of W).
+own dtype, or written once; but of entries, only one for every row: dX's, the labels' rows of W, and
+those of a dW written once, each label's sum of all (see ``label_sums``).
 
 Algorithm: the SHARED schedule of ``schedule``. One producer warp copies tiles of A and B into a
 ring of stages (TMA); two consumers of four warps compute M_BLOCK / 2 rows of each tile, the second
@@ -16,8 +17,8 @@ on when the next strip's copy, or the next tile's first product, is under way, a
 for the copy. Without an earlier sum, it gets the stages unfilled.
 
 What joins the product at its end, a factor for each row and an entry, value·B'[source], comes from
-global memory into registers, the entries' rows of B' a strip at a time: for dX alone, whose tiles
-have thousands of steps, so it needs no place in the ring.
+global memory into registers, the entries' rows of B' a strip at a time. It needs no place in the
+ring: dX's tiles have thousands of steps, and few of dW's rows are labels' (value 0 reads nothing).
 
 Shared memory, of 227 KiB less 1 KiB for barriers, and what LEAD steps hide of an epilogue:
 
@@ -42,8 +43,9 @@ some 2000 clocks with its waits; a tile's products are 16 a unit of K. Of 33000 
 700 are not hidden.
 
 FLOPs 2·M·N·K. Bytes beyond the operands, per element: 6 with an earlier split24 sum, 3 for the
-first one, 5 for the last; 4 with a bfloat16 one, 2 written once; 2 more with entries. Numerics:
-product_kernel's, bit for bit where its products' are, but that an entry's value stays float32.
+first one, 5 for the last; 4 with a bfloat16 one, 2 written once; 2 more with entries, 4 in rows
+with a label's sum. Numerics: product_kernel's, bit for bit where its products' are, but that an
+entry's value stays float32, and that labels' entries are summed before they join dW.
 """
 
 from __future__ import annotations
@@ -295,7 +297,7 @@ def product_kernel(
     factor_ptr,  # [m] float32, or None
     source_ptr,  # [m] the row of ``entry_b`` that is added to each of the product's; or None
     value_ptr,  # [m] float32, what it is multiplied by; or None
-    entry_b_ptr,  # [., n], or None
+    entry_b_ptr,  # [., n], float32 if these are sums; or None
     b_stride,
     m,
     n,

@@ -106,9 +106,9 @@ def entries_kernel(
         tl.store(out, total.to(out_ptr.dtype.element_ty), mask=ok)
 
 
-@triton.jit(do_not_specialize=["first", "tiles", "count"])
+@triton.jit(do_not_specialize=["first", "first_tile", "tiles", "count"])
 def label_sums_kernel(
-    offset_ptr,  # [tiles + 1] the first entry of each tile of the output's rows
+    offset_ptr,  # [all tiles + 1] the first entry of each tile of rows
     row_ptr,  # [count] ascending
     source_ptr,  # [count] row of B
     value_ptr,  # [count] float32
@@ -117,7 +117,8 @@ def label_sums_kernel(
     has_ptr,  # [m] float32, 1 for these rows
     sum_ptr,  # [., n] float32
     first,  # the row of entries that is the output's first
-    tiles,
+    first_tile,  # which begins there
+    tiles,  # of the output
     count,
     n,
     b_stride,
@@ -125,8 +126,8 @@ def label_sums_kernel(
     COLUMNS: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
-    begin = tl.load(offset_ptr)
-    end = tl.load(offset_ptr + tiles)
+    begin = tl.load(offset_ptr + first_tile)
+    end = tl.load(offset_ptr + first_tile + tiles)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     for entry in range(begin + tl.program_id(0), end, tl.num_programs(0)):
         row = tl.load(row_ptr + entry)
@@ -149,7 +150,7 @@ def launch_label_sums(
     m: int,
     first: int,  # the entries' row that is the first of m
 ) -> RowEntries:
-    """Add up each row's entries, in float32."""
+    """Add up each row's entries, in float32; a row without any gets value 0."""
     if first % entries.block:
         raise ValueError(f"entries of tiles of {entries.block} rows, got row {first}")
     count, n = len(entries.row), entries.rows.shape[1]
@@ -158,7 +159,7 @@ def launch_label_sums(
     has = entries.value.new_zeros(m, dtype=torch.float32)
     sums = entries.rows.new_empty(min(count, m), n, dtype=torch.float32)
     label_sums_kernel[(min(count, PROGRAMS), cdiv(n, columns))](
-        entries.offsets[first // entries.block :],
+        entries.offsets,
         entries.row,
         entries.source,
         entries.value,
@@ -167,6 +168,7 @@ def launch_label_sums(
         has,
         sums,
         first,
+        first // entries.block,
         cdiv(m, entries.block),
         count,
         n,

@@ -134,30 +134,51 @@ def test_unknown_labels_poison_only_the_loss_and_what_depends_on_them():
         assert ours["x"][8:].isfinite().all()
 
 
+@pytest.mark.parametrize("tiles", [BY_HAND, BY_HAND_NARROW], ids=["64", "32"])
+@pytest.mark.parametrize("tokens", [3000, 8500], ids=["whole", "in pieces"])
+def test_all_tokens_at_once_add_labels_sums(tiles, tokens):
+    shape = (tokens, 64, 10001)
+    case = make(*shape, torch.bfloat16, ("ignored", "bias"), device="cuda")
+    case.target[: tokens // 4] = 8447  # the last of a piece
+    plain, truth = expect(case, torch.bfloat16)
+    config = Config("factored", chunk=8704, slab=768, **tiles)
+    skip_unless_it_runs(config, *shape, torch.bfloat16)
+    one, two = (run(linear_cross_entropy, case, config=config) for _ in range(2))
+    hold(one, plain, truth, torch.bfloat16)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
 @pytest.mark.parametrize("tiles", [LARGE, BY_HAND], ids=["large", "products"])
 def test_the_workspace_estimate_is_an_upper_bound(tiles):
-    shape = (6144, 1024, 32000)
+    for config in configs(tiles, 2048).values():
+        assert_within_the_estimate(config, 6144, 1024, 32000)
+
+
+@pytest.mark.parametrize("tokens", [6144, 9000], ids=["whole", "in pieces"])
+def test_the_workspace_estimate_of_labels_sums_is_an_upper_bound(tokens):
+    config = Config("factored", chunk=9216, slab=2048, **BY_HAND)
+    assert_within_the_estimate(config, tokens, 1024, 32000)
+
+
+def assert_within_the_estimate(config, *shape):
+    skip_unless_it_runs(config, *shape, torch.bfloat16)
     x = torch.randn(shape[0], shape[1], device="cuda").bfloat16().requires_grad_()
     weight = torch.randn(shape[2], shape[1], device="cuda").bfloat16().requires_grad_()
     target = torch.randint(0, shape[2], (shape[0],), device="cuda")
-    problem = Problem(*shape)
-    for name, config in configs(tiles, 2048).items():
-        skip_unless_it_runs(config, *shape, torch.bfloat16)
 
-        def step(config=config):
-            loss = linear_cross_entropy(x, weight, target, config=config)
-            return torch.autograd.grad(loss, (x, weight))
+    def step():
+        loss = linear_cross_entropy(x, weight, target, config=config)
+        return torch.autograd.grad(loss, (x, weight))
 
-        step()
-        torch.cuda.synchronize()
-        held = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        gradients = step()
-        peak = torch.cuda.max_memory_allocated() - held
-        returned = sum(g.numel() * g.element_size() for g in gradients)
-        allowed = returned + strategies.workspace(config, problem) + (4 << 20)
-        assert peak <= allowed, f"{name}: {peak / 2**20:.1f} MiB, estimated {allowed / 2**20:.1f}"
-        del gradients
+    step()
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    gradients = step()
+    peak = torch.cuda.max_memory_allocated() - held
+    returned = sum(g.numel() * g.element_size() for g in gradients)
+    allowed = returned + strategies.workspace(config, Problem(*shape)) + (4 << 20)
+    assert peak <= allowed, f"{config}: {peak / 2**20:.1f} MiB, estimated {allowed / 2**20:.1f}"
 
 
 def test_the_loss_is_that_of_other_strategies():

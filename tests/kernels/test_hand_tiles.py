@@ -1,5 +1,6 @@
 """Where gradients' tiles scheduled by hand are allowed, proposed and taken."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import ACCUMULATORS, Config, Tile
+from flce_tune.kernels.label_sums import label_sum_bytes
 from flce_tune.kernels.limits import reject_tile, shared_memory
 from flce_tune.kernels.numerators import Entries
 from flce_tune.kernels.problem import Device, Problem
@@ -144,20 +146,33 @@ def taken(monkeypatch):
     monkeypatch.setattr(launch, "product_kernel", Kernel("compiler"))
     monkeypatch.setattr(products, "product_kernel", Kernel("hand"))
     monkeypatch.setattr(products, "launch_entries", lambda *_: asked.append(("entries", {})))
+    label_sums = products.launch_label_sums
+
+    def summed(entries, m, first):
+        monkeypatch.setattr(entries_module, "label_sums_kernel", Kernel("sums"))
+        sums = label_sums(entries, m, first)
+        asked[-1] = ("sums", {"rows": slice(first, first + m), "kept": len(sums.rows)})
+        return sums
+
+    entries_module = pytest.importorskip("flce_tune.kernels.triton.entries")
+    monkeypatch.setattr(products, "launch_label_sums", summed)
     return asked
 
 
-def add_chunks(parts, accumulator, *, labels=True, yielding=False, dtype=torch.bfloat16):
+def add_chunks(
+    parts, accumulator, *, labels=True, dtype=torch.bfloat16, n=40, vocab=256, slab=256, **options
+):
     """Let a sum of dW be launched."""
-    from flce_tune.kernels.numerators import Blocks
+    from flce_tune.kernels.numerators import Blocks, padded
 
-    n, hidden, vocab = 40, 24, 256
+    hidden = 24
     x = torch.zeros(n, hidden, dtype=torch.bfloat16)
-    blocks = Blocks(torch.zeros(256, vocab, dtype=torch.bfloat16), n, slice(0, vocab))
+    data = torch.empty(-(-vocab // slab) * padded(n), slab, dtype=torch.bfloat16, device="cpu")
+    blocks = Blocks(data, n, slice(0, vocab))
     target = torch.zeros(n, dtype=torch.int64)
     entries = Entries.of_dw(torch.zeros(n), target, x, vocab, 128) if labels else None
     out = torch.empty(vocab, hidden, dtype=dtype)
-    dw = Sum(out, parts, accumulator, DW, "n", yielding=yielding)
+    dw = Sum(out, parts, accumulator, DW, "n", **options)
     for _ in range(parts):
         dw.add_transposed([blocks], x, entries)
 
@@ -177,6 +192,7 @@ def test_entries_join_a_kept_sum_after_the_first_product_and_before_others(taken
     [
         ("fp32", {"parts": 2}),
         ("split24", {"parts": 1}),  # entries, and nothing is kept
+        ("split24", {"parts": 1, "yielding": True, "room_for_labels": True}),
         ("split24", {"parts": 2, "yielding": True}),
         ("weight_dtype", {"parts": 2, "dtype": torch.float32}),
     ],
@@ -192,6 +208,42 @@ def test_what_the_hand_cannot_do_the_compiler_does(taken, accumulator, options):
 def test_a_part_written_once_without_entries_needs_no_sum(taken, accumulator):
     add_chunks(1, accumulator, labels=False)
     assert [name for name, _ in taken] == ["hand"]
+
+
+@pytest.mark.parametrize(
+    ("n", "vocab", "slab", "pieces", "kept"),
+    [
+        (40, 300, 256, [300], 40),
+        (8448, 17000, 768, [17000], 8448),
+        (8449, 17000, 768, [8448, 8448, 104], 8448),
+        (8449, 17000, 4096, [8192, 8192, 616], 8192),
+        (9000, 17000, 8960, [8960, 8040], 8960),
+    ],
+)
+def test_a_part_written_once_adds_sums_of_its_entries(taken, n, vocab, slab, pieces, kept):
+    add_chunks(1, "split24", room_for_labels=True, n=n, vocab=vocab, slab=slab)
+    assert [name for name, _ in taken] == ["sums", "hand"] * len(pieces)
+    sums = [kwargs for name, kwargs in taken if name == "sums"]
+    ends = list(itertools.accumulate(pieces))
+    assert [some["rows"].stop for some in sums] == ends
+    assert [some["rows"].start for some in sums] == [0, *ends[:-1]]
+    assert max(some["kept"] for some in sums) == kept
+    assert label_sum_bytes(n, vocab, 24, slab) == 4 * 24 * kept + 12 * pieces[0]
+
+
+@pytest.mark.parametrize("accumulator", ["fp32", "split24"])
+def test_labels_sums_are_part_of_the_workspace_of_one_chunk_by_hand(accumulator):
+    def extra(chunk):
+        config = Config("factored", chunk, 8448, dx=DX, dw=DW, accumulator=accumulator)
+        by_hand, compiled = (
+            strategies.workspace(replace(config, dw=tile), PROBLEM) for tile in (DW, DW.compiled)
+        )
+        return by_hand - compiled
+
+    sums = label_sum_bytes(8192, PROBLEM.vocab, PROBLEM.hidden, 8448)
+    assert sums == 4 * 8192 * 4096 + 12 * PROBLEM.vocab
+    assert extra(8192) == sums
+    assert extra(2048) == 0
 
 
 def test_a_config_with_them_survives_json():
