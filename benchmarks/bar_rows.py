@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from cases import DEFAULT_SHAPES, Inputs, Shape, make_inputs
 from measure import Deadline, Stopwatch, half_quartile_range
 
 Step = Callable[[], object]
+WARM_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,18 @@ class Bench:
         return make_inputs(shape, "peaked", torch.bfloat16, self.device)
 
     def race(self, steps: Mapping[str, Step]) -> dict[str, Times]:
-        """Time all steps in interleaved rounds, after one that does not count.
+        """Time all steps in interleaved rounds, after a second of them that does not count.
 
-        Between two samples matrix products of 100 MB run: L2 is cold, and the host runs ahead.
+        A GPU that was idle runs at clocks it cannot keep. Between two samples matrix products of
+        100 MB run: L2 is cold, and the host runs ahead.
         """
         samples: dict[str, list[float]] = {name: [] for name in steps}
-        for step in steps.values():
-            self.stopwatch.time(step)
+        begin = time.monotonic()
+        while True:
+            for step in steps.values():
+                self.stopwatch.time(step)
+            if time.monotonic() - begin >= WARM_S:
+                break
         names = list(steps)
         gc.collect()
         gc.disable()

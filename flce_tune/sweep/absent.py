@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from flce_tune.kernels import strategies
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.sweep.resources import usage
 
@@ -46,16 +45,10 @@ class CompilingFactory:
     gpu: Device
 
     def __call__(self, problem: Problem, device: torch.device, seed: int) -> Bench:
-        """Stand in for the GPU and try whether that works with this Triton and torch.
-
-        Raises:
-            Exception: whatever went wrong with the default config.
-        """
+        """Stand in for the GPU."""
         os.nice(NICENESS)
         stand_in_for(self.gpu)
-        bench = self.make_bench(problem, device, seed)
-        bench.compile(strategies.default(problem, self.gpu), ragged=False)
-        return bench
+        return self.make_bench(problem, device, seed)
 
 
 def stand_in_for(gpu: Device) -> None:

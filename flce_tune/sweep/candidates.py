@@ -65,30 +65,30 @@ class Search:
         self.space = [c for n in names for c in strategies.space(problem, device, strategy=n)]
         if options.quick:
             self.space = lean(self.space)
-        self._always = list(dict.fromkeys(always))
+        self.always = list(dict.fromkeys(always))
         self._starts = {n: strategies.get(n).default(problem, device) for n in names}
         self._starts |= {config.strategy: config for config in reversed(near)}
         self.valid = lambda config: strategies.reject(config, problem, device) is None
         self._seed = options.seed
         self._whole = not any(tile for config in self.space for tile in _tiles(config))
-        size = len({*self.space, *self._always})
+        size = len({*self.space, *self.always})
         budget = options.budget or (QUICK_BUDGET if options.quick else None)
         if self._whole:
             budget = min(budget or size, size)
         self._fill = options.budget is not None or self._whole
-        self.budget = max(len(self._always), budget or WALK_BUDGET)
+        self.budget = max(len(self.always), budget or WALK_BUDGET)
         self._beaten = QUICK_BEATEN if options.quick else BEATEN
         self._workspace = lambda config: strategies.workspace(config, problem)
 
     def tiled(self) -> list[Config]:
         """Configs that hold every tile there is between them, in the order they are needed."""
         cover = covering(self.space, self.valid)
-        wanted = dict.fromkeys([*self._always, *self._first(), *cover])
+        wanted = dict.fromkeys([*self.always, *self._first(), *cover])
         return [config for config in wanted if any(_tiles(config))]
 
     def batches(self, time_of: TimeOf) -> Iterator[list[Config]]:
         """Yield configs to measure, never one twice; ``time_of`` is asked about earlier batches."""
-        seen = dict.fromkeys(self._always)
+        seen = dict.fromkeys(self.always)
         yield list(seen)
         sources = self._sources(time_of, seen)
         for batch in itertools.chain.from_iterable(sources):

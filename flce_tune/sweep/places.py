@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import IO, Protocol
 
 import torch
 
@@ -14,7 +15,8 @@ from flce_tune.kernels.problem import Device, Problem, describe_device
 from flce_tune.sweep.absent import META, NO_GPU, CompilingFactory
 from flce_tune.sweep.failures import CandidateError
 from flce_tune.sweep.measure import BenchFactory, OpBench
-from flce_tune.sweep.worker import LocalRunner, Runner, Worker
+from flce_tune.sweep.nursery import Nursery, can_fork
+from flce_tune.sweep.worker import LocalRunner, Process, Runner, Worker
 from flce_tune.tuning_db.records import ToolchainRecord
 
 MOST_COMPILERS = 64  # each holds torch, up to a gigabyte
@@ -107,12 +109,18 @@ class LocalPlace:
         self._visible = visible
         self._isolate = isolate
         self._shares = shares
+        self._nursery: Nursery | None = None
+        self._lock = threading.Lock()  # of the nursery: compilers may be asked for side by side
 
     def open(self, should_stop: Callable[[], bool]) -> None:
         """It is always there."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """End what starts compilers, and them."""
+        with self._lock:
+            nursery, self._nursery = self._nursery, None
+        if nursery is not None:
+            nursery.close()
 
     def runner(
         self,
@@ -137,7 +145,14 @@ class LocalPlace:
     ) -> Runner:
         """Make a runner: a worker process that sees no GPU, so that it cannot have a context."""
         factory = CompilingFactory(make_bench, self.device)
-        return Worker(factory, problem, META, 0, should_stop, visible=NO_GPU)
+        start = self._start_compiler if can_fork() else None
+        return Worker(factory, problem, META, 0, should_stop, visible=NO_GPU, start=start)
+
+    def _start_compiler(self, descriptor: int, output: IO[bytes]) -> Process:
+        with self._lock:
+            if self._nursery is None:
+                self._nursery = Nursery(NO_GPU)
+        return self._nursery.start(descriptor, output)
 
     def compilers(self) -> int:
         """This place's share of the cores but one, which is for what is measured."""

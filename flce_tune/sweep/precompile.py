@@ -42,9 +42,13 @@ class Precompiler:
         make_bench: BenchFactory,
         *,
         timeout_s: float,
+        urgent: int = 0,
         processes: int | None = None,
     ) -> None:
-        """Start on ``configs`` in their order, then on all of them for the ragged neighbour."""
+        """Start on ``configs`` in their order, then on all of them for the ragged neighbour.
+
+        The first ``urgent`` ones are compiled for both before the others.
+        """
         self._problem = problem
         self._place = place
         self._make_bench = make_bench
@@ -53,7 +57,8 @@ class Precompiler:
         self._closed = threading.Event()
         self._failures: dict[Config, CandidateError] = {}
         listed = list(configs)
-        self._todo = dict.fromkeys(_Task(c, r) for r in (False, True) for c in listed)
+        parts = (listed[:urgent], listed[urgent:])
+        self._todo = dict.fromkeys(_Task(c, r) for p in parts for r in (False, True) for c in p)
         self._doing: set[_Task] = set()
         self._done: set[_Task] = set()
         self.count = len(self._todo)
@@ -139,8 +144,10 @@ class Precompiler:
         worker = self._place.compiler(self._make_bench, self._problem, self._closed.is_set)
         try:
             with contextlib.closing(worker), contextlib.suppress(StoppedError, PlaceLostError):
+                works = False
                 while (task := self._next()) is not None:
-                    self._compile(worker.call, task)
+                    self._compile(worker.call, task, works)
+                    works = True
         except SweepError as error:  # its share is left to the others, and at last to the measuring
             warnings.warn(f"flce-tune: cannot compile ahead: {error}", stacklevel=1)
         finally:
@@ -159,13 +166,21 @@ class Precompiler:
             self._doing.add(task)
             return task
 
-    def _compile(self, call: Callable[..., object], task: _Task) -> None:
+    def _compile(self, call: Callable[..., object], task: _Task, works: bool) -> None:
+        """Do a task; ``works`` says that the worker has done one before.
+
+        Raises:
+            SweepError: the first one went wrong, and not in a compiler: another Triton or torch?
+        """
         try:
             call("compile", task.config, task.ragged, timeout_s=self._timeout_s)
         except CandidateError as error:
             # Of the neighbour the check on it will tell, and of an error that is not a compiler's
             # the measuring: it may be for want of a GPU.
-            if not task.ragged and error.status is not Status.ERROR:
+            if error.status is Status.ERROR:
+                if not works:
+                    raise SweepError(str(error)) from error
+            elif not task.ragged:
                 with self._changed:
                     self._failures[task.config] = error
         finally:

@@ -158,6 +158,7 @@ class ProblemSweep:
             self._place,
             self._make_bench,
             timeout_s=self._options.timeout_s,
+            urgent=sum(config in search.always for config in todo),
         )
         if compiler.count:
             self._stage("compile", compiler.count)

@@ -1,7 +1,8 @@
 """Runs a bench in a process of its own, which may crash, hang or be killed.
 
-The worker is started as a fresh interpreter, not through ``multiprocessing``: that would run the
-caller's ``__main__`` again, which starts a second sweep if the script has no main guard. It keeps
+The worker is started as a fresh interpreter (or forked from one, see ``nursery``), not through
+``multiprocessing``: that would run the caller's ``__main__`` again, which starts a second sweep if
+the script has no main guard. It keeps
 its inputs (and, on a GPU, its context) from call to call; when a call kills it, the next call
 starts another one.
 
@@ -104,6 +105,24 @@ class LocalRunner:
         self._bench = None
 
 
+class Process(Protocol):
+    """A process that serves calls, as ``subprocess.Popen`` has it."""
+
+    @property
+    def pid(self) -> int:
+        """Its id, also that of its session once it works."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit code; raises ``subprocess.TimeoutExpired``."""
+
+    def kill(self) -> None:
+        """Kill it, if it still runs."""
+
+
+Start = Callable[[int, IO[bytes]], Process]
+"""Starts a process that serves a socket, whose output goes to a file."""
+
+
 class Worker:
     """Calls a bench in another process."""
 
@@ -116,11 +135,13 @@ class Worker:
         should_stop: Callable[[], bool] | None = None,
         *,
         visible: str | None = None,  # the GPUs the process sees, as CUDA names them; None: as here
+        start: Start | None = None,  # what starts the process; None: a fresh interpreter
     ) -> None:
+        self._begin = start or self._fresh
         self._arguments = pickle.dumps((make_bench, problem, str(device), seed))
         self._visible = visible or ""
         self._should_stop = should_stop or (lambda: False)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._connection: Connection[Any, Any] | None = None
         self._stderr: IO[bytes] | None = None
         self._ready = False  # the bench is made
@@ -173,24 +194,27 @@ class Worker:
         ours, theirs = Pipe()
         self._connection = ours
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
-        self._process = subprocess.Popen(
+        with theirs:
+            self._process = self._begin(theirs.fileno(), self._stderr)
+        ours.send_bytes(self._arguments)
+
+    def _fresh(self, descriptor: int, output: IO[bytes]) -> Process:
+        return subprocess.Popen(
             [
                 sys.executable,
                 "-c",
                 _BOOT,
-                str(theirs.fileno()),
+                str(descriptor),
                 str(os.getpid()),
                 self._visible,
                 *filter(None, sys.path),
             ],
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(descriptor,),
             stdin=subprocess.DEVNULL,
-            stdout=self._stderr,
-            stderr=self._stderr,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
-        theirs.close()
-        ours.send_bytes(self._arguments)
 
     def _await_bench(self) -> None:
         try:

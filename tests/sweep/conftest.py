@@ -43,4 +43,5 @@ def absent_gpu(cpu, tmp_path, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     place = LocalPlace(cpu)
     place.device = Device("cuda", "NVIDIA H200", (9, 0), 132, 232448, 150109880320)
-    return place
+    yield place
+    place.close()
