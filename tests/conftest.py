@@ -1,15 +1,21 @@
 """Shared by all tests."""
 
 import gc
+import importlib.util
+import itertools
 import os
 
 import pytest
+import quick_interpreter
 import torch
 
 if not torch.cuda.is_available():  # before anything imports Triton, which reads it once
     os.environ["TRITON_INTERPRET"] = "1"
+    if importlib.util.find_spec("triton"):
+        quick_interpreter.install()
 
 pytest_plugins = ["databases"]
+HOMES = itertools.count()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,7 +30,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.T
     for name in list(os.environ):
         if name.startswith("FLCE_TUNE_") and not name.startswith("FLCE_TUNE_TEST_"):
             monkeypatch.delenv(name)
-    home = tmp_path_factory.mktemp("home")
+    home = tmp_path_factory.getbasetemp() / "homes" / str(next(HOMES))  # mktemp lists what is there
     monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
 

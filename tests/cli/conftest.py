@@ -54,9 +54,9 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def h200_database(database: Path) -> Path:
+def h200_database(database: Path, open_new: Callable[[Path], Store]) -> Path:
     """The database with an H200's front of two winners and one failure."""
-    with Store.open(f"sqlite:///{database}") as store:
+    with open_new(database) as store:
         fast = store.add_measurement(measured(CHUNKED, 76.5, 3 << 30))
         small = store.add_measurement(measured(SMALL, 90.0, 512 << 20))
         store.add_measurement(

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,8 +37,8 @@ SMALL = JobRequest(device="cpu", problems=[ProblemSpec(tokens=64, hidden=32, voc
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'tuning.sqlite3'}") as opened:
+def store(tmp_path: Path, open_new: Callable[[Path], Store]) -> Iterator[Store]:
+    with open_new(tmp_path / "tuning.sqlite3") as opened:
         yield opened
 
 

@@ -31,8 +31,11 @@ def settings(tmp_path: Path) -> ServiceSettings:
 
 
 @pytest.fixture
-def store(settings: ServiceSettings) -> Iterator[Store]:
-    with Store.open(settings.database_url) as opened:
+def store(
+    settings: ServiceSettings, tmp_path: Path, open_new: Callable[[Path], Store]
+) -> Iterator[Store]:
+    with open_new(tmp_path / "tuning.sqlite3") as opened:
+        assert opened.url == settings.database_url
         yield opened
 
 

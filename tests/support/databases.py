@@ -1,13 +1,16 @@
 """Fixtures: databases of a test's own, on SQLite and on PostgreSQL."""
 
 import os
+import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
+
+from flce_tune.tuning_db.store import Store
 
 
 def _postgres_server() -> str:
@@ -49,3 +52,21 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgresql":
         return request.getfixturevalue("postgres_url")
     return f"sqlite:///{tmp_path / 'new' / 'tuning.sqlite3'}"
+
+
+@pytest.fixture(scope="session")
+def _empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("database") / "empty.sqlite3"
+    Store.open(f"sqlite:///{path}").close()
+    return path
+
+
+@pytest.fixture
+def open_new(_empty_database: Path) -> Callable[[Path], Store]:
+    """Open a new SQLite database at a path; its tables are copied, not made by Alembic."""
+
+    def open_it(path: Path) -> Store:
+        shutil.copyfile(_empty_database, path)
+        return Store.open(f"sqlite:///{path}", create=False)
+
+    return open_it

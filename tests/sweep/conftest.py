@@ -6,7 +6,6 @@ import torch
 from flce_tune.kernels import strategies
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.sweep.places import LocalPlace
-from flce_tune.tuning_db.store import Store
 
 
 @pytest.fixture
@@ -21,8 +20,8 @@ def planted(monkeypatch):
 
 
 @pytest.fixture
-def store(tmp_path):
-    with Store.open(f"sqlite:///{tmp_path / 'tuning.sqlite3'}") as store:
+def store(tmp_path, open_new):
+    with open_new(tmp_path / "tuning.sqlite3") as store:
         yield store
 
 

@@ -17,9 +17,9 @@ from flce_tune.worker.remote import Link
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path, open_new: Callable[[Path], Store]) -> Iterator[Store]:
     """The service's."""
-    with Store.open(f"sqlite:///{tmp_path / 'service.sqlite3'}") as opened:
+    with open_new(tmp_path / "service.sqlite3") as opened:
         yield opened
 
 
