@@ -3,17 +3,22 @@
     python compile_kernels.py 9 0 232448
 
 Prints one JSON line per kernel: its name, the tile, the shared memory the compiler took and what
-``limits.shared_memory`` estimated.
+``limits.shared_memory`` estimated. The last tile of each kernel goes all the way to a binary, the
+others to LLVM's code, unoptimised: their shared memory is known then.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import triton
+from triton._C.libtriton import llvm
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 
 from flce_tune.kernels import strategies
@@ -30,6 +35,10 @@ ENTRY_PARTS = ("offset", "row", "source", "value")
 PROBLEM = Problem(4096, 4096, 128256)
 
 
+begun: set[tuple[Any, ...]] = set()
+"""Variants of kernels of which a tile is compiled to a binary."""
+
+
 def compiled(
     kernel: Any, types: dict[str, str], constants: dict[str, Any], tile: Tile, target: GPUTarget
 ) -> Any:
@@ -42,7 +51,31 @@ def compiled(
         if signature[name] == "absent":
             signature[name], constants[name] = "constexpr", None
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    return triton.compile(ASTSource(kernel, signature, constants), target=target, options=options)
+    source = ASTSource(kernel, signature, constants)
+    flags = {name: value for name, value in constants.items() if "BLOCK" not in name}
+    variant = (kernel.__name__, *sorted((flags | {"GROUP": 0}).items(), key=str))
+    if variant in begun:
+        with no_assembler():
+            return triton.compile(source, target=target, options=options)
+    begun.add(variant)
+    return triton.compile(source, target=target, options=options)
+
+
+@contextmanager
+def no_assembler() -> Iterator[None]:
+    """Stop at LLVM's code: to optimise and assemble it takes most of the time."""
+
+    def without(self: Any, stages: dict[str, Any], *rest: Any) -> None:
+        add_stages(self, stages, *rest)
+        stages["ptx"] = lambda _, metadata: metadata.setdefault("name", "none") and ""
+        stages["cubin"] = lambda *_: b""
+
+    add_stages, optimize = CUDABackend.add_stages, llvm.optimize_module
+    CUDABackend.add_stages, llvm.optimize_module = without, lambda *_: None
+    try:
+        yield
+    finally:
+        CUDABackend.add_stages, llvm.optimize_module = add_stages, optimize
 
 
 def logits(tile: Tile, target: GPUTarget, *, store: bool) -> Any:
@@ -198,7 +231,7 @@ def main() -> None:
     target = GPUTarget("cuda", 10 * major + minor, 32)
     for name, contraction in GEMMS.items():
         tiles = [tile for tile in TILES[name] if tile.schedule == "compiler"]
-        for tile in tiles[::3] + tiles[-1:]:
+        for tile in (tiles[::3] + tiles[-1:])[::-1]:
             for accumulator in ("",) if name == "logits" else ("", "split24"):
                 if reject_tile(tile, contraction, PROBLEM, device, accumulator):
                     continue
