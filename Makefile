@@ -15,7 +15,7 @@ sweep: $(READY)
 	@$(BIN)/flce-tune sweep --preset demo --train-step
 
 test: lint $(VENV)/transformers-4
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ import pytest
 
 TINY = ("--hidden", "16", "--vocab", "64", "--tokens", "32,48", "--dtype", "float32")
 SWEEP = ("sweep", *TINY, "--device", "cpu", "--strategy", "full")
+FAILS = ("db", "check")  # without loading torch
 EXECUTABLE = Path(sys.executable).with_name("flce-tune")
 
 
@@ -101,8 +102,8 @@ def on_a_terminal(*arguments: str, **environment: str) -> str:
 def test_colours_are_for_terminals_that_want_them(database: Path, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     database.mkdir()
-    assert "\x1b[1;31merror: " in on_a_terminal("show")
-    for plain in (on_a_terminal("show", NO_COLOR="1"), on_a_terminal("show", TERM="dumb")):
+    assert "\x1b[1;31merror: " in on_a_terminal(*FAILS)
+    for plain in (on_a_terminal(*FAILS, NO_COLOR="1"), on_a_terminal(*FAILS, TERM="dumb")):
         assert "error: " in plain
         assert "\x1b[" not in plain.replace("\x1b[1m", "").replace("\x1b[0m", "")
         assert "31m" not in plain
