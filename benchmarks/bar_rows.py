@@ -14,7 +14,7 @@ from cases import DEFAULT_SHAPES, Inputs, Shape, make_inputs
 from measure import Deadline, Stopwatch, half_quartile_range
 
 Step = Callable[[], object]
-WARM_S = 1.0
+WARM_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Bench:
         return make_inputs(shape, "peaked", torch.bfloat16, self.device)
 
     def race(self, steps: Mapping[str, Step]) -> dict[str, Times]:
-        """Time all steps in interleaved rounds, after a second of them that does not count.
+        """Time all steps in interleaved rounds, after some seconds of them that do not count.
 
         A GPU that was idle runs at clocks it cannot keep. Between two samples matrix products of
         100 MB run: L2 is cold, and the host runs ahead.

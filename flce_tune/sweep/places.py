@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import IO, Protocol
@@ -16,6 +15,7 @@ from flce_tune.sweep.absent import META, NO_GPU, CompilingFactory
 from flce_tune.sweep.failures import CandidateError
 from flce_tune.sweep.measure import BenchFactory, OpBench
 from flce_tune.sweep.nursery import Nursery, can_fork
+from flce_tune.sweep.processes import usable_cores
 from flce_tune.sweep.worker import LocalRunner, Process, Runner, Worker
 from flce_tune.tuning_db.records import ToolchainRecord
 
@@ -156,7 +156,7 @@ class LocalPlace:
 
     def compilers(self) -> int:
         """This place's share of the cores but one, which is for what is measured."""
-        return min(max(1, (os.cpu_count() or 1) // self._shares - 1), MOST_COMPILERS)
+        return min(max(1, usable_cores() // self._shares - 1), MOST_COMPILERS)
 
 
 def local_places(devices: Sequence[torch.device], *, isolate: bool = True) -> list[LocalPlace]:

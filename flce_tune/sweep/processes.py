@@ -1,4 +1,4 @@
-"""Names for processes, from which others on the same host can tell that one is gone."""
+"""Names for processes, from which others on the same host can tell that one is gone, and cores."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ def is_gone(owner: str) -> bool:
             pid, _, started = process.partition(".")
             return pid.isdecimal() and _started(int(pid)) != started
     return False
+
+
+def usable_cores() -> int:
+    """The cores this process may run on, which may be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def age_s() -> float:

@@ -20,11 +20,14 @@ def by_numerators(inputs: Inputs, loss: LossSpec, tile: Tile, rows_per_step: int
     n, vocab = len(inputs.x), inputs.vocab
     label_logit = primitives.label_logits(inputs, loss)
     first = first_reference(label_logit)
+    tiles = -(-vocab // tile.v_block)
+    parts = list(even_parts(n, rows_per_step))
+    sums = first.new_empty(2 * tiles * max(part.stop - part.start for part in parts))
     merged = []
-    for rows in even_parts(n, rows_per_step):
+    for rows in parts:
         some = inputs.rows(rows)
-        tiles = -(-vocab // tile.v_block)
-        references, totals = first.new_empty(2, tiles, len(some.x))
+        count = len(some.x)
+        references, totals = sums[: 2 * tiles * count].view(2, tiles, count)
         primitives.numerators(
             some, slice(0, vocab), first[rows], label_logit[rows], loss, None, 0, tile.v_block,
             references, totals, tile,

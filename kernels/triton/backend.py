@@ -37,8 +37,10 @@ from flce_tune.kernels.values import (
 STATISTICS_LANES = 512
 STATISTICS_DEPTH = 4
 STATISTICS_WARPS = 2
-GRADIENT_BLOCK = 512
-GRADIENT_WARPS = 1
+GRADIENT = (1024, 2)
+RAGGED_GRADIENT = (512, 1)
+"""Columns and warps of a program. Neighbouring blocks of a ragged row share 128-byte lines, which
+are written whole if one program follows the other."""
 PICK_ROWS = 128
 
 
@@ -99,8 +101,10 @@ def gradient(
 ) -> None:
     """Turn raw logits into their gradient."""
     n, width = raw.shape
-    block = min(GRADIENT_BLOCK, next_power_of_2(width))
-    blocks = cdiv(width + units_before(raw), block)
+    before = units_before(raw)
+    most, warps = RAGGED_GRADIENT if before else GRADIENT
+    block = min(most, next_power_of_2(width))
+    blocks = cdiv(width + before, block)
     rows.gradient_kernel[(n * blocks,)](
         raw,
         raw.stride(0),
@@ -113,6 +117,7 @@ def gradient(
         coefficients.c,
         coefficients.e,
         labels.class_weight,
+        n,
         blocks,
         first_column,
         width,
@@ -120,8 +125,9 @@ def gradient(
         *loss_scalars(loss),
         **gradient_flags(labels, coefficients, loss),
         ALIKE=begin_alike(raw, out),
+        BY_ROW=before > 0,
         BLOCK=block,
-        num_warps=GRADIENT_WARPS,
+        num_warps=warps,
     )
 
 

@@ -232,7 +232,7 @@ def merge_kernel(
         tl.store(prediction_ptr + rows, first.to(tl.int64), mask=row_ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "blocks"])
 def gradient_kernel(
     raw_ptr,  # [n, v]
     row_stride,
@@ -245,7 +245,8 @@ def gradient_kernel(
     c_ptr,
     e_ptr,
     class_weight_ptr,  # [V] or unused
-    blocks,  # of a row; neighbours run side by side, in the order of the memory
+    n,
+    blocks,  # of a row
     first_column,
     width,
     vocab,
@@ -256,18 +257,19 @@ def gradient_kernel(
     HAS_E: tl.constexpr,
     HAS_CLASS_WEIGHT: tl.constexpr,
     ALIKE: tl.constexpr,  # raw and out begin in the same place of a 16-byte unit, in every row
+    BY_ROW: tl.constexpr,  # programs take a row's blocks one after the other
     BLOCK: tl.constexpr,
 ):
     EXACT: tl.constexpr = raw_ptr.dtype.element_ty == tl.float32
     UNIT: tl.constexpr = 128 // raw_ptr.dtype.element_ty.primitive_bitwidth
-    row = (tl.program_id(0) // blocks).to(tl.int64)
+    program = tl.program_id(0)
+    row = (program // blocks if BY_ROW else program % n).to(tl.int64)
     first_ptr, shift, end = aligned_row(raw_ptr, row * row_stride, width, UNIT)
-    begin = tl.program_id(0) % blocks * BLOCK
+    begin = (program % blocks if BY_ROW else program // n) * BLOCK
     places = begin + tl.arange(0, BLOCK)
     local = places - shift
     inside = (local >= 0) & (local < width)
-    raw = tl.load(first_ptr + places, mask=places < end, other=0.0, cache_modifier=".cg")
-    raw = raw.to(tl.float32)
+    raw = tl.load(first_ptr + places, mask=places < end, other=0.0).to(tl.float32)
     target = tl.load(target_ptr + row)
     a = tl.load(a_ptr + row)
     b = tl.load(b_ptr + row)

@@ -26,7 +26,8 @@ FEATURES = ("softcap", "label_smoothing", "z_loss", "class_weight", "token_weigh
 def kernels(request, monkeypatch):
     """The op computes with Triton kernels."""
     monkeypatch.setattr(triton_backend, "STATISTICS_LANES", request.param)
-    monkeypatch.setattr(triton_backend, "GRADIENT_BLOCK", 4 * request.param)
+    monkeypatch.setattr(triton_backend, "GRADIENT", (4 * request.param, 2))
+    monkeypatch.setattr(triton_backend, "RAGGED_GRADIENT", (2 * request.param, 1))
     monkeypatch.setattr(given_rows, "backend_of", lambda tensor: triton_backend)
     monkeypatch.setattr(given_rows, "has_kernels", lambda tensor: True)
 

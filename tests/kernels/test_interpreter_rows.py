@@ -61,7 +61,8 @@ def stored_logits(inputs):
 def block(request, monkeypatch):
     """Columns per step of the row kernels."""
     monkeypatch.setattr(triton_backend, "STATISTICS_LANES", request.param)
-    monkeypatch.setattr(triton_backend, "GRADIENT_BLOCK", 4 * request.param)
+    monkeypatch.setattr(triton_backend, "GRADIENT", (4 * request.param, 2))
+    monkeypatch.setattr(triton_backend, "RAGGED_GRADIENT", (2 * request.param, 1))
 
 
 @pytest.mark.usefixtures("block")
