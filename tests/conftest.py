@@ -22,6 +22,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let parallel workers share the cores: one torch thread each, theirs and their children's."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    gc.disable()  # what importing and collecting tests makes is there to stay
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, and never look at what there is by now."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -40,5 +47,3 @@ def _quick_collections():
     """For scripts that collect garbage again and again: what older tests left is not looked at."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()

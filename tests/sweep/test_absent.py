@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,60 +44,81 @@ def compile_ahead(place, problem, configs):
         runner.close()
 
 
-def launched(problem, configs):
-    """Names of the kernels that launching configs asked for, those first that were not found."""
-    asked = {
-        "problem": dataclasses.asdict(problem),
-        "configs": [config.to_dict() for config in configs],
-    }
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), json.dumps(asked)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    missing = [row["kernel"] for row in rows if not row["found"]]
-    return missing, {row["kernel"] for row in rows}
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory):
+    """Asked for launches, it says which kernels they looked for; see its program."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    errors = tmp_path_factory.mktemp("launcher") / "stderr"
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as process,
+    ):
+
+        def ask(question):
+            print(json.dumps(question), file=process.stdin, flush=True)
+            answers = []
+            for line in process.stdout:
+                answers.append(json.loads(line))
+                if "status" in answers[-1]:
+                    break
+            assert answers, errors.read_text()[-2000:]
+            assert answers.pop() == {"status": 0}, errors.read_text()[-2000:]
+            return answers
+
+        yield ask
+        process.stdin.close()
 
 
-def require_found(place, cache, problem, configs):
+@pytest.fixture
+def require_found(launcher, absent_gpu, tmp_path):
     """Compile configs ahead; launching them in another order must compile nothing."""
-    assert not any(strategies.reject(config, problem, place.device) for config in configs)
-    compile_ahead(place, problem, configs)
-    ahead = set(cache.rglob("*"))
-    missing, kernels = launched(problem, configs[::-1])
-    assert not missing
-    assert set(cache.rglob("*")) == ahead
-    return kernels
+
+    def require(problem, configs):
+        assert not any(strategies.reject(config, problem, absent_gpu.device) for config in configs)
+        compile_ahead(absent_gpu, problem, configs)
+        ahead = set(tmp_path.rglob("*"))
+        rows = launcher(
+            {
+                "cache": str(tmp_path),
+                "problem": dataclasses.asdict(problem),
+                "configs": [config.to_dict() for config in configs[::-1]],
+            }
+        )
+        assert not [row["kernel"] for row in rows if not row["found"]]
+        assert set(tmp_path.rglob("*")) == ahead
+        return {row["kernel"] for row in rows}
+
+    return require
 
 
-def test_a_launch_finds_what_was_compiled_ahead(absent_gpu, tmp_path):
-    kernels = require_found(
-        absent_gpu, tmp_path, PROBLEM, [CONFIGS["chunked"], CONFIGS["factored"]]
-    )
+def test_a_launch_finds_what_was_compiled_ahead(require_found):
+    kernels = require_found(PROBLEM, [CONFIGS["chunked"], CONFIGS["factored"]])
     assert {"logits_kernel", "numerators_kernel", "product_kernel"} < kernels
     assert {"row_weights_kernel", "total_loss_kernel", "scale_in_place_kernel"} < kernels
 
 
 @pytest.mark.slow
-def test_a_launch_of_any_other_strategy_finds_it_too(absent_gpu, tmp_path):
+def test_a_launch_of_any_other_strategy_finds_it_too(require_found):
     others = [CONFIGS[name] for name in strategies.names() if name not in ("chunked", "factored")]
-    assert {"atomic_kernel", "slab_gradient_kernel"} < require_found(
-        absent_gpu, tmp_path, PROBLEM, others
-    )
+    assert {"atomic_kernel", "slab_gradient_kernel"} < require_found(PROBLEM, others)
 
 
 @pytest.mark.slow
-def test_a_launch_of_tiles_scheduled_by_hand_finds_them(absent_gpu, tmp_path):
+def test_a_launch_of_tiles_scheduled_by_hand_finds_them(require_found):
     by_hand = {name: tiles[0] for name, tiles in TILES_PROPOSED.items()}
     configs = [
         Config("factored", chunk=256, slab=512, accumulator="split24", **by_hand),
         Config("factored", chunk=PROBLEM.tokens, slab=512, **by_hand),
         Config("recompute", slab=1024, accumulator="split24", **by_hand),
     ]
-    kernels = require_found(absent_gpu, tmp_path, PROBLEM, configs)
+    kernels = require_found(PROBLEM, configs)
     assert {"numerators_kernel", "product_kernel", "entries_kernel"} < kernels
     assert {"partial_sums_kernel", "label_sums_kernel"} < kernels
 
@@ -113,12 +135,12 @@ def test_a_launch_of_tiles_scheduled_by_hand_finds_them(absent_gpu, tmp_path):
     ],
     ids=lambda changes: " ".join(map(str, changes)),
 )
-def test_so_does_a_launch_of_any_kind_of_problem(absent_gpu, tmp_path, changes):
+def test_so_does_a_launch_of_any_kind_of_problem(require_found, changes):
     problem = dataclasses.replace(PROBLEM, **changes)
     accumulator = "weight_dtype" if problem.accumulate == "weight_dtype" else "fp32"
     sizes = ("chunked", {"chunk": 256}), ("recompute", {"slab": 1024})
     configs = [Config(name, accumulator=accumulator, **size) for name, size in sizes]
-    require_found(absent_gpu, tmp_path, problem, configs)
+    require_found(problem, configs)
 
 
 @pytest.mark.slow
