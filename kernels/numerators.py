@@ -26,6 +26,7 @@ torch, the reference) and ``triton/numerators``.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,7 +37,6 @@ from torch import Tensor
 
 from flce_tune.kernels.backends import has_kernels
 from flce_tune.kernels.config import Tile
-from flce_tune.kernels.loss import out_of_range
 from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
 
 HEADROOM = 64.0
@@ -121,72 +121,46 @@ class Factors:
 
     row: Tensor  # f
     label: Tensor  # G_iy; 0 where there is none
+    ordered: Tensor  # the same, in the order that was asked for
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Entries:
     """A sparse matrix with one entry a token, which a product adds: value·rows[source] to a row."""
 
-    row: Tensor  # [n] of the product, ascending
+    ascending: Tensor | None  # [n] row of the product; None: each entry is of a row of its own
     source: Tensor  # [n]
     value: Tensor  # [n]
-    offsets: Tensor  # [tiles + 1] int32, the first entry of each tile of rows
     rows: Tensor  # [., D]
+    extent: int  # rows of the product
     block: int  # rows of a tile
 
-    @classmethod
-    def make(
-        cls, row: Tensor, source: Tensor, value: Tensor, rows: Tensor, extent: int, block: int
-    ) -> Entries:
-        """Find the offsets of tiles of ``block`` rows that cover ``extent``."""
-        bounds = torch.arange(0, extent + block, block, device=row.device).clamp_(max=extent)
-        offsets = torch.searchsorted(row, bounds, out_int32=True)
-        return cls(row, source, value, offsets, rows, block)
+    @functools.cached_property
+    def row(self) -> Tensor:  # [n]
+        """Row of the product, ascending."""
+        if self.ascending is not None:
+            return self.ascending
+        return torch.arange(len(self.source), device=self.source.device)
+
+    @functools.cached_property
+    def offsets(self) -> Tensor:  # [tiles + 1] int32
+        """The first entry of each tile of rows."""
+        row, block = self.row, self.block
+        bounds = torch.arange(
+            0, self.extent + block, block, dtype=row.dtype, device=row.device
+        ).clamp_(max=self.extent)
+        return torch.searchsorted(row, bounds, out_int32=True)
 
     @classmethod
     def of_dx(cls, value: Tensor, target: Tensor, weight: Tensor, block: int) -> Entries:
         """Label gradients [n] times the labels' rows of W [V, D]: one entry for each row."""
-        n = len(target)
-        row = torch.arange(n, device=target.device)
-        return cls.make(row, target.clamp(0, len(weight) - 1), value, weight, n, block)
+        return cls(None, target.clamp(0, len(weight) - 1), value, weight, len(target), block)
 
     @classmethod
     def of_dw(cls, value: Tensor, target: Tensor, x: Tensor, vocab: int, block: int) -> Entries:
         """Label gradients [n] times x [n, D], on the labels' rows."""
         label, order = torch.sort(target, stable=True)
-        return cls.make(label, order, value[order], x, vocab, block)
-
-
-def factors(
-    inputs: Inputs,
-    total: Tensor,  # [n] Σ_c 2^(t - R), over the whole vocabulary
-    statistics: Statistics,  # likewise
-    given: Coefficients,
-    loss: LossSpec,
-) -> Factors:
-    """f and G_iy; f is NaN where the label is unknown, so that the row's gradient is."""
-    scale = 1.0 if loss.logit_scale is None else loss.logit_scale
-    unknown = out_of_range(inputs.target, inputs.vocab, loss.ignore_index) & (given.b != 0)
-    known = (inputs.target >= 0) & (inputs.target < inputs.vocab)
-    p = torch.exp(statistics.target_logit - statistics.lse)
-    # The total needs no lse, so A's factor for what lse's rounding left out comes off again.
-    a = given.a * torch.exp(statistics.lse_low)
-    return Factors(
-        row=torch.where(a == 0, 0.0, scale * a / total).masked_fill(unknown, torch.nan),
-        label=torch.where(known & (given.b != 0), scale * (p * given.a - given.b), 0.0),
-    )
-
-
-def total_of_all(
-    total: Tensor,  # [n] Σ_c 2^(t - R) of this rank's columns
-    local: Statistics,  # of the same
-    merged: Statistics,  # of the whole vocabulary
-) -> Tensor:  # [n]
-    """The sum over all ranks' columns in units of this rank's R; infinite where it has no share."""
-    if merged is local:
-        return total
-    share = torch.exp((local.lse - merged.lse) + (local.lse_low - merged.lse_low))
-    return torch.where(share == 0, torch.inf, total / share)
+        return cls(label, order, value[order], x, vocab, block)
 
 
 def label_numerators(factors: Factors) -> Tensor:  # [n]
@@ -231,6 +205,20 @@ class Primitives(Protocol):
     ) -> None:
         """Recompute the logits of the blocks' columns and turn them into G."""
 
+    def factors(
+        self,
+        inputs: Inputs,
+        total: Tensor,
+        local: Statistics,
+        statistics: Statistics,
+        given: Coefficients | None,
+        row_weight: Tensor,
+        loss: LossSpec,
+        order: Tensor | None = None,
+        first: int = 0,
+    ) -> Factors:
+        """What makes G of E."""
+
     def scaled_rows(self, x: Tensor, factor: Tensor, out: Tensor) -> None:
         """out = diag(factor)·x, rounded once."""
 
@@ -245,7 +233,7 @@ class Primitives(Protocol):
     ) -> None:
         """Bring tiles that took their own reference to their row's."""
 
-    def set_labels(self, blocks: Blocks, target: Tensor, value: Tensor) -> None:
+    def set_labels(self, blocks: Blocks, target: Tensor, value: Tensor | None) -> None:
         """Write E at the labels."""
 
 

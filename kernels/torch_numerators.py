@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from flce_tune.kernels.config import Tile
-from flce_tune.kernels.loss import scaled_logits, statistics_dtype
+from flce_tune.kernels.loss import coefficients, out_of_range, scaled_logits, statistics_dtype
 from flce_tune.kernels.numerators import (
     HEADROOM,
     LN2_HIGH,
     LN2_LOW,
     LOWEST,
     Blocks,
+    Factors,
     Merged,
     tile_columns,
 )
@@ -95,6 +96,39 @@ def gradients(
         slab_gradient(inputs, columns, statistics, given, loss, g, tile)
 
 
+def factors(
+    inputs: Inputs,  # of some tokens
+    total: Tensor,  # [n] Σ_c 2^(t - R) of this rank's columns
+    local: Statistics,  # of the same
+    statistics: Statistics,  # of the whole vocabulary; ``local`` where that is all of it
+    given: Coefficients | None,  # None: those of the loss, for the row weights
+    row_weight: Tensor,  # [n]
+    loss: LossSpec,
+    order: Tensor | None = None,  # [n] tokens, counted from ``first``: of ``ordered``
+    first: int = 0,
+) -> Factors:
+    """f and G_iy; f is NaN where the label is unknown, so that the row's gradient is."""
+    if given is None:
+        given = coefficients(inputs, statistics, row_weight, loss)
+    if statistics is not local:
+        total = _total_of_all(total, local, statistics)
+    scale = 1.0 if loss.logit_scale is None else loss.logit_scale
+    unknown = out_of_range(inputs.target, inputs.vocab, loss.ignore_index) & (given.b != 0)
+    known = (inputs.target >= 0) & (inputs.target < inputs.vocab)
+    p = torch.exp(statistics.target_logit - statistics.lse)
+    # The total needs no lse, so A's factor for what lse's rounding left out comes off again.
+    a = given.a * torch.exp(statistics.lse_low)
+    row = torch.where(a == 0, 0.0, scale * a / total).masked_fill(unknown, torch.nan)
+    label = torch.where(known & (given.b != 0), scale * (p * given.a - given.b), 0.0)
+    return Factors(row, label, label if order is None else label[order - first])
+
+
+def _total_of_all(total: Tensor, local: Statistics, merged: Statistics) -> Tensor:  # [n]
+    """The sum over all ranks' columns in units of this rank's R; infinite where it has no share."""
+    share = torch.exp((local.lse - merged.lse) + (local.lse_low - merged.lse_low))
+    return torch.where(share == 0, torch.inf, total / share)
+
+
 def scaled_rows(
     x: Tensor,  # [n, D]
     factor: Tensor,  # [n], statistics dtype
@@ -126,9 +160,9 @@ def align(
 def set_labels(
     blocks: Blocks,
     target: Tensor,  # [n]
-    value: Tensor,  # [n]
+    value: Tensor | None,  # [n]; None: zeros
 ) -> None:
     """Write E at the labels."""
     for columns, e in blocks.parts():
         row = torch.nonzero((target >= columns.start) & (target < columns.stop))[:, 0]
-        e[row, target[row] - columns.start] = value[row].to(e.dtype)
+        e[row, target[row] - columns.start] = 0.0 if value is None else value[row].to(e.dtype)

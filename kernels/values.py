@@ -75,6 +75,8 @@ class Inputs:
 
     def columns(self, columns: slice) -> Inputs:
         """Restrict to some of the vocabulary; targets stay global."""
+        if columns.start == 0 and columns.stop == len(self.weight):
+            return self
         return replace(
             self,
             weight=self.weight[columns],

@@ -119,7 +119,7 @@ class Chunked:
         Of a chunk cut in parts, each part's statistics are on their way to the peers while the next
         part's logits, or the gradient of the one before, are computed.
         """
-        peers = peers or Alone(inputs, row_weight, loss)
+        peers = peers or Alone()
         found: list[Statistics] = []
 
         def gradient(meeting: Meeting, buffer: Tensor) -> Iterator[slice]:
@@ -129,9 +129,10 @@ class Chunked:
                 local = backend.logits(inputs.rows(rows), loss, wanted, raw, config.logits)
                 pending.append((rows, raw, peers.exchange(rows, local, raw)))
             for rows, raw, exchanged in pending:
-                merged, stats, given = exchanged()
-                backend.gradient(raw, inputs.rows(rows), stats, given, loss, out=raw)
-                found.append(merged)
+                some, of_rows = inputs.rows(rows), exchanged()
+                given = of_rows.coefficients(some, row_weight[rows], loss)
+                backend.gradient(raw, some, of_rows.statistics, given, loss, out=raw)
+                found.append(of_rows.merged)
                 yield rows
 
         meetings = self.meetings(config, sizes(inputs.x, inputs.vocab), peers.parts)
@@ -168,8 +169,7 @@ class Chunked:
             yield rows
 
         meetings = self.meetings(config, sizes(inputs.x, inputs.vocab), 1)
-        nobody = Alone(inputs, coefficients.a, loss)
-        return self._chunks(inputs, wanted, config, meetings, nobody, gradient)
+        return self._chunks(inputs, wanted, config, meetings, Alone(), gradient)
 
     def _chunks(
         self,

@@ -23,14 +23,13 @@ from flce_tune.kernels.label_sums import label_sum_bytes
 from flce_tune.kernels.numerators import (
     ROW_MULTIPLE,
     Blocks,
-    factors,
     padded,
     primitives_of,
-    total_of_all,
 )
 from flce_tune.kernels.problem import DTYPES, Device, Problem, sizes
 from flce_tune.kernels.products import Sum
 from flce_tune.kernels.strategies import common, stored
+from flce_tune.kernels.strategies.labels import Labels, LabelShare
 from flce_tune.kernels.strategies.peers import Alone, Meeting, Peers
 from flce_tune.kernels.strategies.recompute import Recompute
 from flce_tune.kernels.values import Gradients, Inputs, LossSpec, Statistics, Wanted
@@ -114,7 +113,7 @@ class Factored(Recompute):
         peers: Peers | None = None,
     ) -> tuple[Statistics, Gradients]:
         """Compute statistics and the gradients of Σ_i r_i·loss_i in one go."""
-        peers = peers or Alone(inputs, row_weight, loss)
+        peers = peers or Alone()
         x, weight = inputs.x, inputs.weight
         hidden, vocab = x.shape[1], weight.shape[0]
         slab = stored.slab_of(config, vocab)
@@ -132,29 +131,31 @@ class Factored(Recompute):
         if wanted.db:
             db = weight.new_zeros(vocab, dtype=losses.statistics_dtype(x.dtype))
         parts = []
-        for rows, counts in chunks:
-            some = inputs.rows(rows)
+        lengths = [_rows(chunk) for chunk in chunks]
+        known = Labels.of(inputs, loss, config, lengths, others=peers.others)
+        for (rows, counts), labels in zip(chunks, known.split(lengths), strict=True):
+            some, weights = inputs.rows(rows), row_weight[rows]
             blocks, groups = _place(homes, counts, buffer, len(some.x), vocab, slab)
-            local, totals = stored.forward(
-                some, row_weight[rows], loss, blocks, config, others=peers.others
-            )
+            local, totals = stored.forward(some, weights, loss, blocks, config, labels)
             merged, statistics, given = peers.exchange(rows, local)()
-            found = factors(some, total_of_all(totals, local, statistics), statistics, given, loss)
+            found = primitives.factors(
+                some, totals, local, statistics, given, weights, loss, labels.order, rows.start
+            )
             if db is not None:
                 stored.add_bias_gradient(db, blocks, some.target, found)
-            labels = stored.LabelShare.place(some, found, blocks, config)
+            share = LabelShare.place(some, labels, x, found, blocks, config)
             if dx is not None:
                 accumulator = _dx_accumulator(config, x.dtype)
                 of_chunk = Sum(
                     dx.partial[rows], len(blocks), accumulator, config.dx, "v", scaled=True
                 )
-                of_chunk.add_blocks(blocks, weight, found.row, labels.dx)
+                of_chunk.add_blocks(blocks, weight, found.row, share.dx)
                 of_chunk.result()
                 dx.ready(rows)
                 del of_chunk  # its accumulator makes room for scaled x
             scaled = torch.empty_like(some.x)
             primitives.scaled_rows(some.x, found.row, scaled)
-            dw.add_transposed(groups, scaled, labels.dw)
+            dw.add_transposed(groups, scaled, share.dw)
             del scaled
             parts.append(merged)
         return common.concatenate(parts), Gradients(

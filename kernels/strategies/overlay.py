@@ -16,10 +16,11 @@ from torch import Tensor
 
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels.config import Config
-from flce_tune.kernels.numerators import Blocks, factors, padded, primitives_of, total_of_all
+from flce_tune.kernels.numerators import Blocks, padded, primitives_of
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.products import Sum
 from flce_tune.kernels.strategies import common, stored
+from flce_tune.kernels.strategies.labels import Labels, LabelShare
 from flce_tune.kernels.strategies.peers import Alone, Meeting, Peers
 from flce_tune.kernels.strategies.recompute import Recompute
 from flce_tune.kernels.values import Gradients, Inputs, LossSpec, Statistics, Wanted
@@ -81,7 +82,7 @@ class Overlay(Recompute):
         peers: Peers | None = None,
     ) -> tuple[Statistics, Gradients]:
         """Compute statistics and the gradients of Σ_i r_i·loss_i in one go."""
-        peers = peers or Alone(inputs, row_weight, loss)
+        peers = peers or Alone()
         everything = slice(0, len(inputs.x))
         x, weight = inputs.x, inputs.weight
         (n, hidden), vocab = x.shape, weight.shape[0]
@@ -91,12 +92,12 @@ class Overlay(Recompute):
         home = stored.Home.of(out, x)
         first = home.blocks(n, 0, slab, rounds[0].blocks) if rounds[0].blocks else None
         kept = [] if first is None else [first]
-        local, totals = stored.forward(inputs, row_weight, loss, kept, config, others=peers.others)
-        merged, statistics, given = peers.exchange(everything, local)()
-        totals = total_of_all(totals, local, statistics)
+        known = Labels.of(inputs, loss, config, others=peers.others)
+        local, totals = stored.forward(inputs, row_weight, loss, kept, config, known)
+        gradient = peers.exchange(everything, local)()
 
         buffer = x.new_empty(_buffer_elements(n, hidden, rounds, slab))
-        dx = db = None
+        dx = db = given = None
         if wanted.dx:
             hidden_sum = peers.hidden_sum(x, x.dtype)
             dx = Sum(
@@ -107,16 +108,22 @@ class Overlay(Recompute):
             db = weight.new_zeros(vocab, dtype=losses.statistics_dtype(x.dtype))
         for step in rounds:
             blocks, groups = step.place(home, buffer, n, slab)
-            rows, factor, labels = x, None, stored.LabelShare(None, None)
+            rows, factor, labels = x, None, LabelShare(None, None)
             if first is not None and step.start == 0:
-                found = factors(inputs, totals, statistics, given, loss)
+                found = primitives.factors(
+                    inputs, totals, local, gradient.statistics, gradient.given, row_weight, loss,
+                    known.order,
+                )  # fmt: skip
                 if db is not None:
                     stored.add_bias_gradient(db, [blocks], inputs.target, found)
-                labels = stored.LabelShare.place(inputs, found, [blocks], config)
+                labels = LabelShare.place(inputs, known, x, found, [blocks], config)
                 rows, factor = buffer[: n * hidden].view(n, hidden), found.row
                 primitives.scaled_rows(x, factor, rows)
             else:
-                primitives.gradients(inputs, blocks, statistics, given, loss, config.logits)
+                given = given or gradient.coefficients(inputs, row_weight, loss)
+                primitives.gradients(
+                    inputs, blocks, gradient.statistics, given, loss, config.logits
+                )
                 if db is not None:
                     stored.add_bias_gradient(db, [blocks], inputs.target, None)
             if dx is not None:
@@ -128,7 +135,7 @@ class Overlay(Recompute):
                 out, 1, "weight_dtype", config.dw, "n",
                 yielding=peers.others and step is rounds[-1],
             ).add_transposed(groups, rows, labels.dw)  # fmt: skip
-        return merged, Gradients(
+        return gradient.merged, Gradients(
             None if dx is None else hidden_sum.result(),
             out,
             None if db is None else db.to(x.dtype),

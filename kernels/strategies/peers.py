@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flce_tune.kernels import loss as losses
-from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
+from flce_tune.kernels.values import Coefficients, Labels, LossSpec, Statistics
 
 
 class Meeting(NamedTuple):
@@ -29,7 +29,13 @@ class RowGradient(NamedTuple):
 
     merged: Statistics  # over the whole vocabulary
     statistics: Statistics  # the same, made NaN where nobody has the label
-    given: Coefficients
+    given: Coefficients | None  # None: the loss's own
+
+    def coefficients(self, labels: Labels, row_weight: Tensor, loss: LossSpec) -> Coefficients:
+        """The loss's own worked out, for the weights [n] of these tokens."""
+        if self.given is not None:
+            return self.given
+        return losses.coefficients(labels, self.statistics, row_weight, loss)
 
 
 class HiddenSum(Protocol):
@@ -71,9 +77,6 @@ class Alone:
     parts = 1
     others = False
 
-    def __init__(self, inputs: Inputs, row_weight: Tensor, loss: LossSpec) -> None:
-        self._inputs, self._row_weight, self._loss = inputs, row_weight, loss
-
     def widest(self, vocab: int) -> int:
         """Its own."""
         return vocab
@@ -82,10 +85,7 @@ class Alone:
         self, rows: slice, local: Statistics, raw: Tensor | None = None
     ) -> Callable[[], RowGradient]:
         """Nothing is merged."""
-        given = losses.coefficients(
-            self._inputs.rows(rows), local, self._row_weight[rows], self._loss
-        )
-        return lambda: RowGradient(local, local, given)
+        return lambda: RowGradient(local, local, None)
 
     def hidden_sum(self, x: Tensor, dtype: torch.dtype) -> HiddenSum:
         """dX itself."""

@@ -9,7 +9,7 @@ j-th ``slab`` rows of dW; the storage of block j begins where or behind where th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,16 +19,14 @@ from flce_tune.kernels.config import Config
 from flce_tune.kernels.numerators import (
     ROW_MULTIPLE,
     Blocks,
-    Entries,
     Factors,
-    first_reference,
-    label_numerators,
     padded,
     primitives_of,
     tile_columns,
 )
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.strategies import common
+from flce_tune.kernels.strategies.labels import Labels
 from flce_tune.kernels.strategies.recompute import SLAB_MULTIPLE
 from flce_tune.kernels.values import Inputs, LossSpec, Statistics
 
@@ -137,36 +135,6 @@ def capacity(rows: int, per_column: int, vocab: int, first: int, slab: int) -> i
     return max(0, blocks)
 
 
-@dataclass(frozen=True, slots=True)
-class LabelShare:
-    """How the labels' entries of G join the products: apart, or, in plain torch, within E."""
-
-    dx: Entries | None
-    dw: Entries | None
-
-    @classmethod
-    def place(
-        cls,
-        inputs: Inputs,
-        found: Factors,
-        blocks: Sequence[Blocks],  # whose columns' labels are meant
-        config: Config,
-    ) -> LabelShare:
-        """Write E at the labels, and prepare what is added apart."""
-        primitives, target = primitives_of(inputs.x), inputs.target
-        if config.dx is None or config.dw is None:
-            for part in blocks:
-                primitives.set_labels(part, target, label_numerators(found))
-            return cls(None, None)
-        for part in blocks:
-            primitives.set_labels(part, target, torch.zeros_like(found.label))
-        value = torch.where(target < blocks[-1].columns.stop, found.label, 0.0)
-        return cls(
-            Entries.of_dx(value, target, inputs.weight, config.dx.n_block),
-            Entries.of_dw(value, target, inputs.x, inputs.vocab, config.dw.v_block),
-        )
-
-
 def rows_per_step(tiles: int, config: Config) -> int:
     """Tokens whose tile sums fit the forward pass's budget, and are few where chunks are."""
     rows = common.EVALUATION_BYTES // (8 * tiles) // ROW_MULTIPLE * ROW_MULTIPLE
@@ -187,8 +155,7 @@ def forward(
     loss: LossSpec,
     stored: Sequence[Blocks],  # the first columns of the vocabulary, in order
     config: Config,
-    *,
-    others: bool,  # ranks that may have the labels
+    labels: Labels,  # of the same tokens
 ) -> tuple[Statistics, Tensor]:
     """Fill the blocks; return the statistics and Σ_c 2^(t - R) [n]."""
     primitives = primitives_of(inputs.x)
@@ -202,41 +169,26 @@ def forward(
         homes.append(None)
         parts.append(rest)
     counts: list[int] = [-(-(part.stop - part.start) // step) for part in parts]
-    label_logit, first = first_references(inputs, loss, others=others)
     merged = []
     for rows in even_parts(n, rows_per_step(sum(counts), config), ROW_MULTIPLE):
         some = inputs.rows(rows)
-        sums = first.new_empty(2, sum(counts), len(some.x))
-        references, totals = (list(kind.split(counts)) for kind in sums)
+        sums = labels.logit.new_empty(2, sum(counts), len(some.x)).unbind()
+        references, totals = (kind.split_with_sizes(counts) for kind in sums)
         for part, blocks, of_tiles, total in zip(parts, homes, references, totals, strict=True):
             primitives.numerators(
-                some, part, first[rows], label_logit[rows], loss,
+                some, part, labels.reference[rows], labels.logit[rows], loss,
                 None if blocks is None else blocks.data[rows.start :], padded(n), slab,
                 of_tiles, total, config.logits,
             )  # fmt: skip
-        merged.append(primitives.merge(sums[0], sums[1]))
+        merged.append(primitives.merge(*sums))
         for blocks, of_tiles in zip(stored, references, strict=False):
             primitives.align(
                 blocks, rows, of_tiles, merged[-1].reference, row_weight[rows], config.logits
             )
-    _, total, lse, low = (torch.cat(sums) for sums in zip(*merged, strict=True))
-    return Statistics(lse, low, label_logit), total
-
-
-def first_references(inputs: Inputs, loss: LossSpec, *, others: bool) -> tuple[Tensor, Tensor]:
-    """Each row's label logit [n], NaN where no column is its label, and a first R.
-
-    A row whose label is another rank's goes by some column of this one: any will do that lies
-    within HEADROOM of the row's largest, and different rows take different ones.
-    """
-    primitives, target, vocab = primitives_of(inputs.x), inputs.target, inputs.vocab
-    if not others:
-        label_logit = primitives.label_logits(inputs, loss)
-        return label_logit, first_reference(label_logit)
-    known = (target >= 0) & (target < vocab)
-    some = torch.arange(len(target), device=target.device) % vocab
-    logit = primitives.label_logits(replace(inputs, target=torch.where(known, target, some)), loss)
-    return torch.where(known, logit, torch.nan), first_reference(logit)
+    _, total, lse, low = merged[0]
+    if len(merged) > 1:
+        _, total, lse, low = (torch.cat(sums) for sums in zip(*merged, strict=True))
+    return Statistics(lse, low, labels.logit), total
 
 
 def add_bias_gradient(
@@ -248,7 +200,7 @@ def add_bias_gradient(
     """Add Eᵀ·f and the labels' entries, which no E rounds, or Gᵀ·1, to the bias's gradient."""
     for some in blocks:
         if found is not None:
-            primitives_of(some.data).set_labels(some, target, torch.zeros_like(found.label))
+            primitives_of(some.data).set_labels(some, target, None)
             inside = (target >= some.columns.start) & (target < some.columns.stop)
             label = torch.where(inside, found.label, 0.0)
             db.index_put_((torch.where(inside, target, 0),), label, accumulate=True)

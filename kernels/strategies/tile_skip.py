@@ -18,10 +18,11 @@ from torch import Tensor
 
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels.config import Config, Tile, require_tolerance
-from flce_tune.kernels.numerators import Blocks, Entries, Merged, factors, primitives_of
+from flce_tune.kernels.numerators import Blocks, Entries, Merged, primitives_of
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.skipping import SAMPLE, Layout, Sorted, kernels_of, scaled_rows_with_means
 from flce_tune.kernels.strategies import common, stored
+from flce_tune.kernels.strategies.labels import first_references
 from flce_tune.kernels.strategies.recompute import Recompute
 from flce_tune.kernels.values import Gradients, Inputs, LossSpec, Statistics, Wanted
 
@@ -105,7 +106,7 @@ class TileSkip(Recompute):
         blocks = Blocks(e, len(x), slice(0, vocab))
         tile = config.logits or PLAIN_TILE
 
-        label_logit, first = stored.first_references(chosen.inputs, loss, others=False)
+        label_logit, first = first_references(chosen.inputs, loss, others=False)
         sums = first.new_empty(2, layout.column_tiles, len(x))
         primitives, kernels = primitives_of(x), kernels_of(x)
         primitives.numerators(
@@ -115,8 +116,9 @@ class TileSkip(Recompute):
         merged = primitives.merge(sums[0], sums[1])
         primitives.align(blocks, everything, sums[0], merged.reference, row_weight, tile)
         statistics = Statistics(merged.lse, merged.lse_low, label_logit)
-        given = losses.coefficients(inputs, statistics, row_weight, loss)
-        found = factors(chosen.inputs, merged.total, statistics, given, loss)
+        found = primitives.factors(
+            chosen.inputs, merged.total, statistics, statistics, None, row_weight, loss
+        )
         keep = kernels.tile_sums(
             e, layout, sums[0], sums[1], merged, _label_exponentials(label_logit, merged),
             chosen.inputs.target, row_weight, config.tolerance,
@@ -127,7 +129,7 @@ class TileSkip(Recompute):
             db = x.new_zeros(vocab, dtype=losses.statistics_dtype(x.dtype))
             stored.add_bias_gradient(db, [blocks], chosen.inputs.target, found)
             db = chosen.unsorted(db).to(x.dtype)
-        primitives.set_labels(blocks, chosen.inputs.target, torch.zeros_like(found.label))
+        primitives.set_labels(blocks, chosen.inputs.target, None)
         dx = dw = None
         if wanted.dx:
             dx = torch.empty_like(x)

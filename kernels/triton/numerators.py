@@ -29,6 +29,7 @@ from flce_tune.kernels.triton.arguments import (
     tile_arguments,
 )
 from flce_tune.kernels.triton.backend import target_gradients, target_logits, tiled_slab_gradient
+from flce_tune.kernels.triton.factors import factors as factors
 from flce_tune.kernels.triton.logits import tile_logits, tile_position, with_bias
 from flce_tune.kernels.triton.rows import finite_or_zero, two_sum
 from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
@@ -165,7 +166,7 @@ def align_kernel(
 def set_labels_kernel(
     e_ptr,  # numerators, block after block
     target_ptr,  # [n]
-    value_ptr,  # [n]
+    value_ptr,  # [n], or None for zeros
     n,
     first_column,
     width,
@@ -177,7 +178,9 @@ def set_labels_kernel(
     target = tl.load(target_ptr + rows, mask=rows < n, other=-1)
     column = target - first_column
     here = (column >= 0) & (column < width) & (rows < n)
-    value = tl.load(value_ptr + rows, mask=here, other=0.0)
+    value = tl.zeros([ROWS], tl.float32)
+    if value_ptr is not None:
+        value = tl.load(value_ptr + rows, mask=here, other=0.0)
     places = (column // SLAB * block_rows + rows) * SLAB + column % SLAB
     tl.store(e_ptr + places, value.to(e_ptr.dtype.element_ty), mask=here)
 
@@ -312,7 +315,7 @@ def align(
     )  # fmt: skip
 
 
-def set_labels(blocks: Blocks, target: Tensor, value: Tensor) -> None:
+def set_labels(blocks: Blocks, target: Tensor, value: Tensor | None) -> None:
     """Write E at the labels."""
     n = len(target)
     first, end = blocks.columns.start, blocks.columns.stop

@@ -88,6 +88,29 @@ def test_training(strategy, config, spec, loud, request):
             assert_as_exact(name, got, base, true, torch.float32)
 
 
+def test_chunk_after_chunk(request):
+    """Labels are sorted once, and every chunk takes its own, in the order of all tokens."""
+    tile = Tile(64, 64, 16, 4, 2, 2)
+    config = Config("factored", 256, 64, tile, tile, replace(tile, v_block=32))
+    case = make(700, 16, 90, torch.float32, ("ignored",))
+    row_weight = torch.rand(700, generator=torch.Generator().manual_seed(5)) / 700
+    row_weight[::3] = 0
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        some = case.to(dtype)
+        inputs = Inputs(some.x, some.weight, some.target)
+        results.append(
+            Chunked().train(inputs, row_weight.to(dtype), LossSpec(), EVERYTHING, Config("chunked"))
+        )
+    plain, truth = results
+    request.getfixturevalue("on_triton")
+    inputs = Inputs(case.x, case.weight, case.target)
+    ours = Factored().train(inputs, row_weight, LossSpec(), EVERYTHING, config)
+    for name in ("lse", "dx", "dw", "db"):
+        got, base, true = (getattr(r[name != "lse"], name) for r in (ours, plain, truth))
+        assert_as_exact(name, got, base, true, torch.float32)
+
+
 class Told:
     """Stands in for the other ranks: it knows what the merged statistics will be."""
 
@@ -109,7 +132,7 @@ class Told:
         )
 
     def hidden_sum(self, x, dtype):
-        return Alone(None, None, None).hidden_sum(x, torch.float32)
+        return Alone().hidden_sum(x, torch.float32)
 
 
 @pytest.mark.parametrize("loud", [False, True], ids=["", "loud"])
