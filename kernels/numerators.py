@@ -72,6 +72,10 @@ class Blocks:
         """How many blocks there are."""
         return self.data.shape[0] // self.padded_rows
 
+    def after(self, row: int) -> Tensor:  # [., slab]
+        """The storage from a row of the first block on."""
+        return self.data[row:] if row else self.data
+
     def some(self, first: int, end: int) -> Blocks:
         """Blocks first to end - 1."""
         start = self.columns.start + first * self.slab

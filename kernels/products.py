@@ -33,6 +33,11 @@ def multiply(
         launch_product(a, b, out, None, tile, contraction, "weight_dtype", False, True)
 
 
+def some_rows(tensor: Tensor, rows: slice) -> Tensor:
+    """Some rows; the tensor itself, which takes the host no time, where these are all."""
+    return tensor if rows.start == 0 and rows.stop == tensor.shape[0] else tensor[rows]
+
+
 def row_bytes(columns: int) -> int:
     """Bytes of a row that split24 keeps beside the result: the copy engine wants aligned rows."""
     return -(-columns // ALIGNMENT) * ALIGNMENT
@@ -106,7 +111,8 @@ class Sum:
         for blocks in stored:
             prior, last = self._next_part()
             if self._tile is not None:
-                self._launch(blocks, b[blocks.columns], slice(None), factor, entries, prior, last)
+                part = some_rows(b, blocks.columns)
+                self._launch(blocks, part, slice(0, len(self._out)), factor, entries, prior, last)
                 entries = None
                 continue
             for index, (columns, a) in enumerate(blocks.parts()):
@@ -164,8 +170,9 @@ class Sum:
 
         assert self._tile is not None
         launch_block_product(
-            blocks, b, self._out[rows], None if self._extra is None else self._extra[rows], factor,
-            entries, self._tile, self._contraction, self._accumulator, prior, last, self._yielding,
+            blocks, b, some_rows(self._out, rows),
+            None if self._extra is None else some_rows(self._extra, rows), factor, entries,
+            self._tile, self._contraction, self._accumulator, prior, last, self._yielding,
             self._room_for_labels,
         )  # fmt: skip
 

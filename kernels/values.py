@@ -71,7 +71,9 @@ class Inputs:
         """Restrict to some tokens."""
         if rows.start == 0 and rows.stop == len(self.x):
             return self
-        return replace(self, x=self.x[rows], target=self.target[rows])
+        # Not by ``replace``, which takes several times as long: chunks may be many and short.
+        x, target = self.x[rows], self.target[rows]
+        return Inputs(x, self.weight, target, self.bias, self.class_weight)
 
     def columns(self, columns: slice) -> Inputs:
         """Restrict to some of the vocabulary; targets stay global."""

@@ -14,7 +14,7 @@ from flce_tune.kernels.label_sums import piece_columns
 from flce_tune.kernels.limits import HAND_PRODUCT, product_blocks
 from flce_tune.kernels.numerators import Entries
 from flce_tune.kernels.problem import describe_device
-from flce_tune.kernels.products import row_bytes
+from flce_tune.kernels.products import row_bytes, some_rows
 from flce_tune.kernels.splits import Plan, split_plan
 from flce_tune.kernels.triton.arguments import cdiv
 from flce_tune.kernels.triton.entries import RowEntries, launch_entries, launch_label_sums
@@ -111,22 +111,22 @@ def _launch(
     whole, others = slice(0, plan.whole), slice(plan.whole, m)
     if plan.whole:
         given, constants = arguments(
-            stored, slab, block_rows, b, out[whole], some_rows(extra, whole), row_factor, joined,
-            tile, contraction, transposed, prior, last,
+            stored, slab, block_rows, b, some_rows(out, whole), _rows(extra, whole),
+            row_factor, joined, tile, contraction, transposed, prior, last,
         )  # fmt: skip
         product_kernel[(_programs(plan.whole, n, sm_count),)](*given, **constants)
     if plan.whole < m:
         high, low = partial_sums(b, m - plan.whole, plan.splits)
         given, constants = arguments(
-            stored[plan.whole :], slab, block_rows, b, high, low, None, None, tile, contraction,
-            transposed, prior=False, last=False, splits=plan.splits,
+            stored[plan.whole :] if plan.whole else stored, slab, block_rows, b, high, low, None,
+            None, tile, contraction, transposed, prior=False, last=False, splits=plan.splits,
         )  # fmt: skip
         product_kernel[(_programs(len(high), n, sm_count),)](*given, **constants)
         launch_partial_sums(
-            high, low, plan.splits, out[others], some_rows(extra, others),
-            some_rows(row_factor, others),
-            None if joined is None else joined.source[others],
-            None if joined is None else joined.value[others],
+            high, low, plan.splits, some_rows(out, others), _rows(extra, others),
+            _rows(row_factor, others),
+            None if joined is None else some_rows(joined.source, others),
+            None if joined is None else some_rows(joined.value, others),
             None if joined is None else joined.rows,
             prior, last,
         )  # fmt: skip
@@ -137,9 +137,8 @@ def _programs(m: int, n: int, sm_count: int) -> int:
     return min(cdiv(m, rows) * cdiv(n, columns), sm_count)
 
 
-def some_rows(tensor: Tensor | None, rows: slice) -> Tensor | None:
-    """Some rows of a tensor that may be missing."""
-    return None if tensor is None else tensor[rows]
+def _rows(tensor: Tensor | None, rows: slice) -> Tensor | None:
+    return None if tensor is None else some_rows(tensor, rows)
 
 
 def partial_sums(b: Tensor, m: int, splits: int) -> tuple[Tensor, Tensor]:

@@ -170,21 +170,28 @@ def forward(
         parts.append(rest)
     counts: list[int] = [-(-(part.stop - part.start) // step) for part in parts]
     merged = []
-    for rows in even_parts(n, rows_per_step(sum(counts), config), ROW_MULTIPLE):
-        some = inputs.rows(rows)
-        sums = labels.logit.new_empty(2, sum(counts), len(some.x)).unbind()
+    steps = list(even_parts(n, rows_per_step(sum(counts), config), ROW_MULTIPLE))
+
+    def of_step(vector: Tensor, rows: slice) -> Tensor:
+        return vector if len(steps) == 1 else vector[rows]
+
+    for rows in steps:
+        some, logit = inputs.rows(rows), of_step(labels.logit, rows)
+        reference = of_step(labels.reference, rows)
+        sums = logit.new_empty(2, sum(counts), rows.stop - rows.start).unbind()
         references, totals = (kind.split_with_sizes(counts) for kind in sums)
         for part, blocks, of_tiles, total in zip(parts, homes, references, totals, strict=True):
             primitives.numerators(
-                some, part, labels.reference[rows], labels.logit[rows], loss,
-                None if blocks is None else blocks.data[rows.start :], padded(n), slab,
+                some, part, reference, logit, loss,
+                None if blocks is None else blocks.after(rows.start), padded(n), slab,
                 of_tiles, total, config.logits,
             )  # fmt: skip
         merged.append(primitives.merge(*sums))
         for blocks, of_tiles in zip(stored, references, strict=False):
             primitives.align(
-                blocks, rows, of_tiles, merged[-1].reference, row_weight[rows], config.logits
-            )
+                blocks, rows, of_tiles, merged[-1].reference, of_step(row_weight, rows),
+                config.logits,
+            )  # fmt: skip
     _, total, lse, low = merged[0]
     if len(merged) > 1:
         _, total, lse, low = (torch.cat(sums) for sums in zip(*merged, strict=True))

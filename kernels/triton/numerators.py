@@ -310,7 +310,7 @@ def align(
     assert tile is not None, "numerators on a GPU need a tile"
     tiles, n = tile_reference.shape
     align_kernel[(n,)](
-        blocks.data[rows.start :], tile_reference, reference, row_weight, n, tiles,
+        blocks.after(rows.start), tile_reference, reference, row_weight, n, tiles,
         blocks.padded_rows, SLAB=blocks.slab, V_BLOCK=tile.v_block, TILES=128,
     )  # fmt: skip
 
