@@ -14,7 +14,7 @@ import torch
 from cases import Inputs
 from torch import Tensor
 
-GROUP = 128  # weights that share a scale
+GROUP = 64  # weights that share a scale
 LARGEST = 7.0  # of 4 bits with a sign
 TRIALS = torch.linspace(0.5, 1.0, 21)  # of each group's largest weight: what LARGEST stands for
 
@@ -30,6 +30,7 @@ def pack(inputs: Inputs, folder: Path, parts: int) -> list[Path]:
         "target": inputs.target.int().cpu().numpy(),
     }
     paths = []
+    folder.mkdir(parents=True, exist_ok=True)
     for index, some in enumerate(rows):
         codes, scales = to_four_bits(inputs.weight.detach()[some[0] : some[-1] + 1].float().cpu())
         path = folder / f"states-{index}.npz"
