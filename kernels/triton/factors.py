@@ -26,9 +26,9 @@ ROWS = 128
 @triton.jit
 def less_one(x):
     """exp(x) - 1 for |x| < 0.5: its Taylor series to the 9th power, cut off below 2⁻²⁹ of it."""
-    y = 1.0 + x / 9.0
+    y = 1.0 + x * (1.0 / 9.0)
     for i in tl.static_range(7):
-        y = 1.0 + x / (8.0 - i) * y
+        y = 1.0 + x * (1.0 / (8.0 - i)) * y
     return x * y
 
 
@@ -70,7 +70,7 @@ def factors_kernel(
     if local_lse_ptr is not None:
         further = tl.load(local_lse_ptr + rows, mask=ok, other=0.0) - lse
         share = tl.exp(further + (tl.load(local_low_ptr + rows, mask=ok, other=0.0) - low))
-        total = tl.where(share == 0.0, float("inf"), total / share)
+        total = tl.where(share == 0.0, float("inf"), tl.div_rn(total, share))
     if a_ptr is not None:
         a = tl.load(a_ptr + rows, mask=ok, other=0.0)
         b = tl.load(b_ptr + rows, mask=ok, other=0.0)
@@ -85,7 +85,7 @@ def factors_kernel(
             a += weight * (2.0 * z_loss) * lse
     known = (target >= 0) & (target < vocab)
     counts = b != 0.0
-    f = tl.where(a == 0.0, 0.0, scale * a / total)
+    f = tl.where(a == 0.0, 0.0, tl.div_rn(scale * a, total))
     f = tl.where(~known & (target != ignore_index) & counts, float("nan"), f)
     x = (tl.load(target_logit_ptr + rows, mask=ok, other=0.0) - lse) - low
     near = a * less_one(x) + (a - b)
