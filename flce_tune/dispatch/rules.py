@@ -18,6 +18,9 @@ one. It may have none that are not wanted. The distance of two problems is the s
 ratios of their N buckets, D and V, plus one for each missing feature. Further than MAX_RATIO on any
 axis, a winner says less than the analysis of the default.
 
+A winner's time counts with the products that its strategy needs here: ``overlay`` recomputes more
+of longer batches than it did where it was measured.
+
 A choice is made for the upper end of the problem's bucket, so that it holds for every N in it.
 """
 
@@ -30,12 +33,13 @@ from dataclasses import dataclass, field, replace
 from flce_tune.dispatch.choice import Choice, Explanation, Rule, Skipped, Step
 from flce_tune.dispatch.convert import config_of, device_record, problem_record
 from flce_tune.dispatch.snapshot import Snapshot
-from flce_tune.errors import InvalidConfigError
+from flce_tune.errors import InvalidConfigError, UnknownStrategyError
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.tuning_db.records import (
     DeviceRecord,
+    Measurement,
     ProblemRecord,
     ToolchainRecord,
     Winner,
@@ -137,7 +141,7 @@ def _try_rule(
     skipped: list[Skipped] = []
     found = 0
     for front in fronts:
-        for winner in _in_order(front.winners, search.query.workspace_limit):
+        for winner in _in_order(front.winners, search):
             found += 1
             config = _judge(winner, front, search)
             if isinstance(config, Skipped):
@@ -154,14 +158,32 @@ def _try_rule(
     return Step(rule, "nothing usable", detail, tuple(skipped)), None, ""
 
 
-def _in_order(winners: Sequence[Winner], workspace_limit: int | None) -> list[Winner]:
+def _in_order(winners: Sequence[Winner], search: _Search) -> list[Winner]:
     """The winners of a front in the order they are tried."""
-    if workspace_limit is not None or not winners:
-        return list(winners)
-    limit = FRUGAL * min(winner.measurement.median_ms or math.inf for winner in winners)
-    close = [w for w in winners if (w.measurement.median_ms or math.inf) <= limit]
+    expected = {id(winner): _expected_ms(winner.measurement, search) for winner in winners}
+    ordered = sorted(winners, key=lambda winner: expected[id(winner)])
+    if search.query.workspace_limit is not None or not winners:
+        return ordered
+    limit = FRUGAL * expected[id(ordered[0])]
+    close = [winner for winner in ordered if expected[id(winner)] <= limit]
     close.sort(key=lambda winner: winner.measurement.workspace_bytes or 0)
-    return [*close, *(winner for winner in winners if winner not in close)]
+    return [*close, *(winner for winner in ordered if winner not in close)]
+
+
+def _expected_ms(measurement: Measurement, search: _Search) -> float:
+    """The measured time, with the products that the config needs for the problem at hand.
+
+    Comparable within a front alone: what all its winners have in common is left out.
+    """
+    of = measurement.problem
+    measured = replace(search.live, tokens=measurement.tokens, hidden=of.hidden, vocab=of.vocab)
+    time = measurement.median_ms or math.inf
+    try:
+        config = config_of(measurement)
+        now, then = (strategies.products(config, p) for p in (search.live, measured))
+    except (InvalidConfigError, UnknownStrategyError):  # which is told when it is its turn
+        return time
+    return time * now / then
 
 
 def _judge(winner: Winner, front: _Front, search: _Search) -> Config | Skipped:

@@ -83,6 +83,11 @@ def workspace(config: Config, problem: Problem) -> int:
     return get(config.strategy).workspace(config, problem)
 
 
+def products(config: Config, problem: Problem) -> float:
+    """Products of 2NDV FLOPs in a training step."""
+    return get(config.strategy).products(config, problem)
+
+
 def completed(config: Config, problem: Problem, device: Device) -> Config:
     """Fill a config that gives a strategy and a tolerance only in with the strategy's default."""
     if config.tolerance is None or config != Config(config.strategy, tolerance=config.tolerance):

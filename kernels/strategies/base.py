@@ -41,6 +41,9 @@ class Strategy(Protocol):
     def workspace(self, config: Config, problem: Problem) -> int:
         """Bytes held at the peak beyond inputs and returned gradients, estimated."""
 
+    def products(self, config: Config, problem: Problem) -> float:
+        """Products of 2NDV FLOPs in a training step: 3, and more where logits are recomputed."""
+
     def train(
         self,
         inputs: Inputs,

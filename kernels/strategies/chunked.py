@@ -91,6 +91,10 @@ class Chunked:
             total += common.accumulator_bytes(config, problem, problem.vocab)
         return total
 
+    def products(self, config: Config, problem: Problem) -> float:
+        """The three GEMMs."""
+        return 3.0
+
     def _chunk(self, config: Config, tokens: int) -> int:
         largest = tokens if config.chunk is None else config.chunk
         return part_size(tokens, max(1, min(largest, tokens)), CHUNK_MULTIPLE)

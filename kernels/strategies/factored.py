@@ -103,6 +103,12 @@ class Factored(Recompute):
         total += max(stored.forward_bytes(config, problem, rows), of_dw, sums)
         return total
 
+    def products(self, config: Config, problem: Problem) -> float:
+        """The three GEMMs; a loss per token is ``recompute``'s."""
+        if problem.mode != "train" or "per_token" in problem.features:
+            return super().products(config, problem)
+        return 3.0
+
     def train(
         self,
         inputs: Inputs,

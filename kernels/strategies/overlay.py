@@ -72,6 +72,14 @@ class Overlay(Recompute):
             backward += common.accumulator_bytes(config, problem, n)
         return max(stored.forward_bytes(config, problem, n), backward)
 
+    def products(self, config: Config, problem: Problem) -> float:
+        """As ``recompute``, but for the columns that dW's storage holds at first."""
+        if problem.mode != "train" or "per_token" in problem.features or config.slab is None:
+            return super().products(config, problem)
+        vocab = problem.vocab
+        first = next(_rounds(problem.tokens, problem.hidden, vocab, config))
+        return 4.0 - min(1.0, first.blocks * stored.slab_of(config, vocab) / vocab)
+
     def train(
         self,
         inputs: Inputs,

@@ -94,6 +94,10 @@ class Recompute:
             backward += common.accumulator_bytes(config, problem, problem.tokens)
         return max(forward, backward)
 
+    def products(self, config: Config, problem: Problem) -> float:
+        """The three GEMMs, and the logits once more."""
+        return 4.0
+
     def _slab(self, config: Config, vocab: int) -> int:
         return vocab if config.slab is None else min(config.slab, vocab)
 

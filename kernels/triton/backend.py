@@ -41,6 +41,8 @@ GRADIENT = (1024, 2)
 RAGGED_GRADIENT = (512, 1)
 """Columns and warps of a program. Neighbouring blocks of a ragged row share 128-byte lines, which
 are written whole if one program follows the other."""
+MOST_ROWS = 65535
+"""Of a grid's second dimension."""
 PICK_ROWS = 128
 
 
@@ -105,7 +107,8 @@ def gradient(
     most, warps = RAGGED_GRADIENT if before else GRADIENT
     block = min(most, next_power_of_2(width))
     blocks = cdiv(width + before, block)
-    rows.gradient_kernel[(n * blocks,)](
+    by_row = before > 0 and n <= MOST_ROWS
+    rows.gradient_kernel[(blocks, n) if by_row else (n, blocks)](
         raw,
         raw.stride(0),
         out,
@@ -117,15 +120,13 @@ def gradient(
         coefficients.c,
         coefficients.e,
         labels.class_weight,
-        n,
-        blocks,
         first_column,
         width,
         labels.vocab,
         *loss_scalars(loss),
         **gradient_flags(labels, coefficients, loss),
         ALIKE=begin_alike(raw, out),
-        BY_ROW=before > 0,
+        BY_ROW=by_row,
         BLOCK=block,
         num_warps=warps,
     )

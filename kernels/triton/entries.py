@@ -4,8 +4,9 @@ They join a kept sum, or are kept by themselves in float32, for a product writte
 entry a row (see ``kernels.label_sums``).
 
 Algorithm: entries are sorted by row. Programs for entries and blocks of columns; the one of a row's
-first entry adds up all of them, ENTRIES at a time, in float32, and writes the row, the others have
-nothing to do. So each row is written once, without atomics, and the order of its sum is fixed.
+first entry adds up all of them in float32, ENTRIES and then MANY at a time (a tenth of all tokens
+may have one label), and writes the row; the others have nothing to do. So each row is written once,
+without atomics, and the order of its sum is fixed.
 By themselves, sums are kept for a group of rows at a time: its programs go through its entries
 alone, which the offsets delimit, so that many groups do not look at all of them each.
 
@@ -27,8 +28,9 @@ from flce_tune.kernels.numerators import Entries
 from flce_tune.kernels.triton.arguments import cdiv, next_power_of_2
 from flce_tune.kernels.triton.product import narrow, widen
 
-COLUMNS = 512
+COLUMNS = 256
 ENTRIES = 8
+MANY = 64
 PROGRAMS = 512
 """That go through a group's entries, for each block of columns."""
 
@@ -44,23 +46,37 @@ class RowEntries(NamedTuple):
 @triton.jit
 def total_of_row(
     entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride,
-    COLUMNS: tl.constexpr, ENTRIES: tl.constexpr,
+    ENTRIES: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
     """Add up the entries of a row, of which this is the first, in some columns."""
-    total = tl.zeros([COLUMNS], tl.float32)
+    total = total_of_some(
+        entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride, ENTRIES
+    )
+    entry += ENTRIES
     while tl.load(row_ptr + entry, mask=entry < count, other=-1) == row:
-        some = entry + tl.arange(0, ENTRIES)
-        here = tl.load(row_ptr + some, mask=some < count, other=-1) == row
-        value = tl.load(value_ptr + some, mask=here, other=0.0)
-        source = tl.load(source_ptr + some, mask=here, other=0).to(tl.int64)
-        b = tl.load(
-            b_ptr + source[:, None] * b_stride + columns[None, :],
-            mask=(here & (value != 0.0))[:, None] & (columns < n)[None, :],
-            other=0.0,
+        total += total_of_some(
+            entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride, MANY
         )
-        total += tl.sum(value[:, None] * b.to(tl.float32), axis=0)
-        entry += ENTRIES
+        entry += MANY
     return total
+
+
+@triton.jit
+def total_of_some(
+    entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride,
+    ENTRIES: tl.constexpr,
+):  # fmt: skip
+    """Add up the next entries, as far as they are of the row."""
+    some = entry + tl.arange(0, ENTRIES)
+    here = tl.load(row_ptr + some, mask=some < count, other=-1) == row
+    value = tl.load(value_ptr + some, mask=here, other=0.0)
+    source = tl.load(source_ptr + some, mask=here, other=0).to(tl.int64)
+    b = tl.load(
+        b_ptr + source[:, None] * b_stride + columns[None, :],
+        mask=(here & (value != 0.0))[:, None] & (columns < n)[None, :],
+        other=0.0,
+    )
+    return tl.sum(value[:, None] * b.to(tl.float32), axis=0)
 
 
 @triton.jit(do_not_specialize=["first", "end", "count"])
@@ -81,6 +97,7 @@ def entries_kernel(
     SPLIT: tl.constexpr,
     COLUMNS: tl.constexpr,
     ENTRIES: tl.constexpr,
+    MANY: tl.constexpr,
 ):
     entry = tl.program_id(0)
     row = tl.load(row_ptr + entry)
@@ -90,8 +107,8 @@ def entries_kernel(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     ok = columns < n
     total = total_of_row(
-        entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride, COLUMNS,
-        ENTRIES,
+        entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride, ENTRIES,
+        MANY,
     )  # fmt: skip
     place = (row - first).to(tl.int64)
     out = out_ptr + place * out_stride + columns
@@ -125,6 +142,7 @@ def label_sums_kernel(
     BY_ENTRY: tl.constexpr,  # a row of sums for each entry, not for each row of the output
     COLUMNS: tl.constexpr,
     ENTRIES: tl.constexpr,
+    MANY: tl.constexpr,
 ):
     begin = tl.load(offset_ptr + first_tile)
     end = tl.load(offset_ptr + first_tile + tiles)
@@ -135,7 +153,7 @@ def label_sums_kernel(
         if row != before:
             total = total_of_row(
                 entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride,
-                COLUMNS, ENTRIES,
+                ENTRIES, MANY,
             )  # fmt: skip
             place = row - first
             if BY_ENTRY:
@@ -176,6 +194,7 @@ def launch_label_sums(
         BY_ENTRY=count <= m,
         COLUMNS=columns,
         ENTRIES=ENTRIES,
+        MANY=MANY,
         num_warps=4,
     )
     return RowEntries(place, has, sums)
@@ -207,5 +226,6 @@ def launch_entries(
         SPLIT=extra is not None,
         COLUMNS=columns,
         ENTRIES=ENTRIES,
+        MANY=MANY,
         num_warps=4,
     )

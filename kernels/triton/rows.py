@@ -232,7 +232,7 @@ def merge_kernel(
         tl.store(prediction_ptr + rows, first.to(tl.int64), mask=row_ok)
 
 
-@triton.jit(do_not_specialize=["n", "blocks"])
+@triton.jit
 def gradient_kernel(
     raw_ptr,  # [n, v]
     row_stride,
@@ -245,8 +245,6 @@ def gradient_kernel(
     c_ptr,
     e_ptr,
     class_weight_ptr,  # [V] or unused
-    n,
-    blocks,  # of a row
     first_column,
     width,
     vocab,
@@ -262,10 +260,9 @@ def gradient_kernel(
 ):
     EXACT: tl.constexpr = raw_ptr.dtype.element_ty == tl.float32
     UNIT: tl.constexpr = 128 // raw_ptr.dtype.element_ty.primitive_bitwidth
-    program = tl.program_id(0)
-    row = (program // blocks if BY_ROW else program % n).to(tl.int64)
+    row = tl.program_id(1 if BY_ROW else 0).to(tl.int64)
     first_ptr, shift, end = aligned_row(raw_ptr, row * row_stride, width, UNIT)
-    begin = (program % blocks if BY_ROW else program // n) * BLOCK
+    begin = tl.program_id(0 if BY_ROW else 1) * BLOCK
     places = begin + tl.arange(0, BLOCK)
     local = places - shift
     inside = (local >= 0) & (local < width)

@@ -218,6 +218,23 @@ def test_without_a_limit_memory_is_not_paid_for_three_percent(
     assert hasty.choose(problem, h200).config == full
 
 
+def test_a_neighbour_that_would_recompute_more_is_no_bargain(
+    make_dispatcher, make_winner, problem, h200
+):
+    overlay, full = strategies.get("overlay").default(problem, h200), Config("full")
+    small = make_winner(overlay, 1.02)
+    large = make_winner(full, 1.0)
+    large = replace(large, measurement=replace(large.measurement, workspace_bytes=1 << 30))
+    dispatcher = make_dispatcher(small, large)
+    assert dispatcher.choose(problem, h200).config == overlay
+    longer = replace(problem, tokens=6000)  # of which dW's storage holds two thirds
+    assert dispatcher.choose(longer, h200).config == full
+    narrower = replace(problem, hidden=3584)
+    assert dispatcher.choose(narrower, h200).config == full
+    shorter = replace(problem, tokens=3000)
+    assert dispatcher.choose(shorter, h200).config == overlay
+
+
 def test_if_nothing_fits_the_smallest_is_chosen_and_says_so(
     make_dispatcher, make_winner, problem, h200
 ):

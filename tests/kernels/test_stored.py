@@ -125,6 +125,13 @@ def test_blocks_begin_where_tiles_can_read_them():
     assert blocks.data.data_ptr() % ALIGNMENT == 0
 
 
+def test_overlay_recomputes_what_the_storage_of_dw_does_not_hold():
+    config = Config("overlay", slab=1024)
+    held = [strategies.products(config, Problem(n, 4096, 128 * 1024)) for n in (4096, 8192, 65536)]
+    assert held == [pytest.approx(4 - share, abs=0.02) for share in (1, 1 / 2, 1 / 16)]
+    assert strategies.products(config, Problem(8192, 4096, 128 * 1024, mode="eval")) == 4
+
+
 def test_one_more_block_would_be_overwritten():
     rows, slab, vocab = 512, 16, 2000
     for per_column, first in itertools.product((64, 256, 512, 4096), (0, 32)):

@@ -59,6 +59,9 @@ class Planted:
     def reject(self, config, problem, device):
         return None
 
+    def products(self, config, problem):
+        return 3.0
+
     def space(self, problem, device):
         for fault in self.faults:
             yield self.config(fault)
