@@ -14,7 +14,6 @@ from flce_tune.kernels.limits import TENSOR_CORE_DTYPES, reject_tile
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.products import row_bytes
 from flce_tune.kernels.splits import split_bytes
-from flce_tune.kernels.strategies.lse import by_numerators
 from flce_tune.kernels.values import (
     Coefficients,
     Inputs,
@@ -139,9 +138,12 @@ def gemms(problem: Problem) -> tuple[str, ...]:
 def preferred_tile(name: str, problem: Problem, device: Device) -> Tile | None:
     """The tile known to be fast where one is known, on sm_90; else None.
 
-    One that can keep the smallest of exact sums.
+    One that can keep the smallest of exact sums. Logits that nobody stores go by the tile that
+    reads least.
     """
     fitting = _fitting(name, problem, device, name, accumulators(problem, name)[-1])
+    if problem.mode == "eval":
+        fitting.sort(key=lambda tile: tile.schedule != "shared")
     return fitting[0] if fitting and device.capability >= (9, 0) else None
 
 
@@ -253,8 +255,6 @@ def evaluate(
     rows_per_step: int,
 ) -> Statistics:
     """Row statistics, without storing logits where a tile is given."""
-    if config.logits is not None and config.logits.schedule != "compiler":
-        return by_numerators(inputs, loss, config.logits, rows_per_step)
     backend = backend_of(inputs.x)
     n, vocab = len(inputs.x), inputs.weight.shape[0]
     buffer = None

@@ -143,9 +143,9 @@ def test_a_large_problem_is_chunked_by_hand_and_a_small_one_by_the_library():
     assert (old.logits, old.dx, old.dw, old.accumulator) == (None, None, None, "fp32")
 
 
-def test_an_evaluation_begins_by_hand():
+def test_an_evaluation_which_stores_no_logits_shares_its_tiles():
     problem = replace(PROBLEM, mode="eval")
-    assert strategies.default(problem, HOPPER).logits.schedule == "ping_pong"
+    assert strategies.default(problem, HOPPER).logits.schedule == "shared"
     assert strategies.default(replace(problem, features=("softcap",)), HOPPER).logits.schedule == (
         "compiler"
     )
