@@ -6,10 +6,22 @@ was computed with, because p - 1 has no digits to spare where p is near 1. Bytes
 one row of x and one of W where the logits were not stored.
 """
 
+from __future__ import annotations
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from flce_tune.kernels.triton.arguments import (
+    cdiv,
+    gradient_flags,
+    loss_scalars,
+    next_power_of_2,
+)
 from flce_tune.kernels.triton.rows import finite_or_zero, scaled
+from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
+
+PICK_ROWS = 128
 
 
 @triton.jit
@@ -115,3 +127,75 @@ def target_gradient_kernel(
         gradient *= 1.0 - ratio * ratio
     places = out_ptr + rows.to(tl.int64) * row_stride + local
     tl.store(places, gradient.to(out_ptr.dtype.element_ty), mask=here)
+
+
+# Launchers
+
+
+def target_logits(inputs: Inputs, loss: LossSpec, stored: Tensor | None, into: Tensor) -> None:
+    """Write z of each row's label: from the stored logits, or else from the label's row of W."""
+    n, hidden = inputs.x.shape
+    vocab = inputs.weight.shape[0]
+    has_softcap = loss.softcap is not None
+    if stored is not None:
+        stored_target_logit_kernel[(cdiv(n, PICK_ROWS),)](
+            stored,
+            stored.stride(0),
+            inputs.target,
+            into,
+            n,
+            vocab,
+            *loss_scalars(loss),
+            HAS_SOFTCAP=has_softcap,
+            ROWS=PICK_ROWS,
+        )
+        return
+    target_logit_kernel[(n,)](
+        inputs.x,
+        inputs.weight,
+        inputs.bias,
+        inputs.target,
+        into,
+        vocab,
+        hidden,
+        inputs.x.stride(0),
+        inputs.weight.stride(0),
+        *loss_scalars(loss),
+        HAS_BIAS=inputs.bias is not None,
+        HAS_SOFTCAP=has_softcap,
+        BLOCK=min(1024, next_power_of_2(hidden)),
+        num_warps=4,
+    )
+
+
+def target_gradients(
+    inputs: Inputs,
+    first_column: int,
+    stats: Statistics,
+    coefficients: Coefficients,
+    loss: LossSpec,
+    out: Tensor,  # [N, v]
+) -> None:
+    """Write G at the labels, from the label logits the lse was computed with.
+
+    Recomputed logits may round differently, and p - 1 has no digits to spare where p is near 1.
+    """
+    n, width = out.shape
+    target_gradient_kernel[(cdiv(n, PICK_ROWS),)](
+        out,
+        out.stride(0),
+        inputs.target,
+        stats.target_logit,
+        stats.lse,
+        coefficients.a,
+        coefficients.b,
+        coefficients.c,
+        coefficients.e,
+        inputs.class_weight,
+        n,
+        first_column,
+        width,
+        *loss_scalars(loss),
+        **gradient_flags(inputs, coefficients, loss),
+        ROWS=PICK_ROWS,
+    )

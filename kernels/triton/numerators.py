@@ -28,10 +28,11 @@ from flce_tune.kernels.triton.arguments import (
     next_power_of_2,
     tile_arguments,
 )
-from flce_tune.kernels.triton.backend import target_gradients, target_logits, tiled_slab_gradient
 from flce_tune.kernels.triton.factors import factors as factors
+from flce_tune.kernels.triton.labels import target_gradients, target_logits
 from flce_tune.kernels.triton.logits import tile_logits, tile_position, with_bias
 from flce_tune.kernels.triton.rows import finite_or_zero, two_sum
+from flce_tune.kernels.triton.tiled import tiled_slab_gradient
 from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
 
 BITS = tl.constexpr(HEADROOM)
