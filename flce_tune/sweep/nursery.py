@@ -12,6 +12,7 @@ import contextlib
 import gc
 import importlib
 import os
+import select
 import signal
 import socket
 import struct
@@ -19,9 +20,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import IO, NoReturn
 
 from flce_tune.errors import SweepError
+from flce_tune.sweep.worker import StoppedError
 
 PRELOADED = ("flce_tune.kernels.triton.backend", "flce_tune.kernels.hopper.launch")
 """What compilers import besides the worker; not there without a Triton that has it."""
@@ -29,6 +32,8 @@ POLL_S = 0.02
 _FORK, _EXIT_CODE = b"f", b"c"
 _REQUEST, _REPLY = struct.Struct("=ci"), struct.Struct("=i")
 _RUNNING = 256  # is no exit code
+_READY = b"r"  # sent once, after the imports
+GONE = "the process that starts compilers is gone"
 
 _BOOT = """
 import os, sys
@@ -51,6 +56,7 @@ class Nursery:
         """Start the process, without waiting for it."""
         self._socket, theirs = socket.socketpair()
         self._lock = threading.Lock()
+        self._ready = False  # it has imported what it needs
         self._process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, str(theirs.fileno()), visible, *filter(None, sys.path)],
             pass_fds=(theirs.fileno(),),
@@ -59,12 +65,19 @@ class Nursery:
         )
         theirs.close()
 
-    def start(self, descriptor: int, output: IO[bytes]) -> Forked:
+    def start(
+        self,
+        descriptor: int,
+        output: IO[bytes],
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Forked:
         """Fork a worker that serves a socket; see ``worker_main.main``.
 
         Raises:
             SweepError: the process is gone.
+            StoppedError: ``should_stop`` said so while the process was importing.
         """
+        self._await_imports(should_stop)
         return Forked(self, self._ask(_FORK, 0, (descriptor, output.fileno())))
 
     def exit_code(self, pid: int) -> int | None:
@@ -78,13 +91,23 @@ class Nursery:
         self._process.kill()
         self._process.wait()
 
+    def _await_imports(self, should_stop: Callable[[], bool]) -> None:
+        with self._lock:
+            while not self._ready:
+                if select.select([self._socket], [], [], POLL_S)[0]:
+                    if not self._socket.recv(1):
+                        raise SweepError(GONE)
+                    self._ready = True
+                elif should_stop():
+                    raise StoppedError
+
     def _ask(self, kind: bytes, pid: int, descriptors: tuple[int, ...] = ()) -> int:
         with self._lock:
             try:
                 socket.send_fds(self._socket, [_REQUEST.pack(kind, pid)], descriptors)
                 (answer,) = _REPLY.unpack(self._socket.recv(_REPLY.size, socket.MSG_WAITALL))
             except (OSError, struct.error) as error:
-                raise SweepError("the process that starts compilers is gone") from error
+                raise SweepError(GONE) from error
         number: int = answer
         return number
 
@@ -125,6 +148,7 @@ def serve(descriptor: int) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.freeze()  # the workers' collections leave what they share alone
+    connection.sendall(_READY)
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, _REQUEST.size, 2)
         if not message:

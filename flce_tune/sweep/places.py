@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import IO, Protocol
@@ -145,14 +146,17 @@ class LocalPlace:
     ) -> Runner:
         """Make a runner: a worker process that sees no GPU, so that it cannot have a context."""
         factory = CompilingFactory(make_bench, self.device)
-        start = self._start_compiler if can_fork() else None
+        start = (
+            functools.partial(self._fork, should_stop or (lambda: False)) if can_fork() else None
+        )
         return Worker(factory, problem, META, 0, should_stop, visible=NO_GPU, start=start)
 
-    def _start_compiler(self, descriptor: int, output: IO[bytes]) -> Process:
+    def _fork(self, should_stop: Callable[[], bool], descriptor: int, output: IO[bytes]) -> Process:
         with self._lock:
             if self._nursery is None:
                 self._nursery = Nursery(NO_GPU)
-        return self._nursery.start(descriptor, output)
+            nursery = self._nursery
+        return nursery.start(descriptor, output, should_stop)
 
     def compilers(self) -> int:
         """This place's share of the cores but one, which is for what is measured."""

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from flce_tune.errors import SweepError
 from flce_tune.sweep.failures import CandidateError
 from flce_tune.sweep.nursery import Nursery, can_fork
-from flce_tune.sweep.worker import Worker
+from flce_tune.sweep.worker import StoppedError, Worker
 from flce_tune.tuning_db.records import Status
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="workers are forked on Linux alone")
@@ -99,6 +100,16 @@ def test_workers_end_with_the_process_that_forked_them(make_worker):
         worker.call("time", "say", "hello", timeout_s=60)
     with pytest.raises(SweepError, match="starts compilers is gone"):
         worker.call("time", "say", "hello", timeout_s=60)
+
+
+def test_nobody_waits_for_imports_that_are_not_wanted_any_more():
+    nursery = Nursery("-1")
+    begin = time.monotonic()
+    try:
+        with tempfile.TemporaryFile() as output, pytest.raises(StoppedError):
+            nursery.start(output.fileno(), output, lambda: time.monotonic() > begin)
+    finally:
+        nursery.close()
 
 
 def test_everything_ends_with_the_process_that_asked():
