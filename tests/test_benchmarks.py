@@ -438,3 +438,27 @@ def test_trained_says_what_a_tolerance_keeps_and_changes(tmp_path, capsys):
     assert everything["rare_norm"] == pytest.approx(1.0, abs=1e-5)
     assert everything["rare_cosine"] == pytest.approx(1.0, abs=1e-5)
     assert "| 1.000 |" in capsys.readouterr().out
+
+
+def test_step_kernels_times_each_config_beside_the_floor(tmp_path, capsys):
+    import step_kernels
+
+    configs, out = tmp_path / "configs.json", tmp_path / "step_kernels.json"
+    configs.write_text(json.dumps([{"strategy": "full"}, {"strategy": "chunked", "chunk": 16}]))
+    arguments = ["--shape", "64,32,256", "--device", "cpu", "--steps", "2", "--out", str(out)]
+    assert step_kernels.main([*arguments, "--configs", str(configs)]) == 0
+    document = json.loads(out.read_text())
+    assert document["schema"] == step_kernels.SCHEMA
+    products = {}
+    for result in document["results"]:
+        times = [row["ms"] for row in result["kernels"]]
+        assert times == sorted(times, reverse=True)
+        assert times[-1] > 0
+        products[result["config"]["strategy"]] = sum(
+            row["launches"]
+            for row in result["kernels"]
+            if row["kernel"].removeprefix("aten::") in ("mm", "addmm", "addmm_")
+        )
+    assert products["full"] == 6, "three of the loss and three of the floor"
+    assert products["chunked"] > 6
+    assert "full\n" in capsys.readouterr().out
