@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import runs
 
@@ -74,15 +75,11 @@ class Outcome:
 @contextlib.contextmanager
 def nothing_compiled() -> Iterator[None]:
     """An empty Triton cache for the processes that are started inside."""
-    before = os.environ.get("TRITON_CACHE_DIR")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["TRITON_CACHE_DIR"] = folder
-        try:
-            yield
-        finally:
-            del os.environ["TRITON_CACHE_DIR"]
-            if before is not None:
-                os.environ["TRITON_CACHE_DIR"] = before
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.dict(os.environ, TRITON_CACHE_DIR=folder),
+    ):
+        yield
 
 
 def run_sweep(problem: Problem, kind: str, seed: int) -> Outcome:

@@ -160,14 +160,14 @@ def _try_rule(
 
 def _in_order(winners: Sequence[Winner], search: _Search) -> list[Winner]:
     """The winners of a front in the order they are tried."""
-    expected = {id(winner): _expected_ms(winner.measurement, search) for winner in winners}
-    ordered = sorted(winners, key=lambda winner: expected[id(winner)])
+    timed = [(_expected_ms(winner.measurement, search), winner) for winner in winners]
+    timed.sort(key=lambda pair: pair[0])
+    ordered = [winner for _, winner in timed]
     if search.query.workspace_limit is not None or not winners:
         return ordered
-    limit = FRUGAL * expected[id(ordered[0])]
-    close = [winner for winner in ordered if expected[id(winner)] <= limit]
-    close.sort(key=lambda winner: winner.measurement.workspace_bytes or 0)
-    return [*close, *(winner for winner in ordered if winner not in close)]
+    close = sum(ms <= FRUGAL * timed[0][0] for ms, _ in timed)
+    frugal = sorted(ordered[:close], key=lambda winner: winner.measurement.workspace_bytes or 0)
+    return frugal + ordered[close:]
 
 
 def _expected_ms(measurement: Measurement, search: _Search) -> float:

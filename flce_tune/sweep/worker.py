@@ -2,9 +2,8 @@
 
 The worker is started as a fresh interpreter (or forked from one, see ``nursery``), not through
 ``multiprocessing``: that would run the caller's ``__main__`` again, which starts a second sweep if
-the script has no main guard. It keeps
-its inputs (and, on a GPU, its context) from call to call; when a call kills it, the next call
-starts another one.
+the script has no main guard. It keeps its inputs (and, on a GPU, its context) from call to call;
+when a call kills it, the next call starts another one.
 
 The process is the leader of its own session: Ctrl-C in the terminal reaches the parent alone,
 which then ends the worker together with any compiler it may have started.

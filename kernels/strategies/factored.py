@@ -84,7 +84,7 @@ class Factored(Recompute):
 
     def workspace(self, config: Config, problem: Problem) -> int:
         """Numerators of a chunk, the forward's tile sums, dX's, or scaled x and labels', dW's."""
-        if problem.mode != "train" or "per_token" in problem.features:
+        if not stored.in_one_pass(problem):
             return super().workspace(config, problem)
         hidden, vocab = problem.hidden, problem.vocab
         slab = stored.slab_of(config, vocab)
@@ -105,7 +105,7 @@ class Factored(Recompute):
 
     def products(self, config: Config, problem: Problem) -> float:
         """The three GEMMs; a loss per token is ``recompute``'s."""
-        if problem.mode != "train" or "per_token" in problem.features:
+        if not stored.in_one_pass(problem):
             return super().products(config, problem)
         return 3.0
 

@@ -61,7 +61,7 @@ class Overlay(Recompute):
 
     def workspace(self, config: Config, problem: Problem) -> int:
         """The forward's tile sums, or scaled x or a block, and dX's sums."""
-        if problem.mode != "train" or "per_token" in problem.features:
+        if not stored.in_one_pass(problem):
             return super().workspace(config, problem)
         n, hidden, vocab = problem.tokens, problem.hidden, problem.vocab
         rounds = list(_rounds(n, hidden, vocab, config))
@@ -74,7 +74,7 @@ class Overlay(Recompute):
 
     def products(self, config: Config, problem: Problem) -> float:
         """As ``recompute``, but for the columns that dW's storage holds at first."""
-        if problem.mode != "train" or "per_token" in problem.features or config.slab is None:
+        if not stored.in_one_pass(problem) or config.slab is None:
             return super().products(config, problem)
         vocab = problem.vocab
         first = next(_rounds(problem.tokens, problem.hidden, vocab, config))

@@ -88,6 +88,11 @@ def reject_problem(config: Config, problem: Problem, device: Device) -> str | No
     return None
 
 
+def in_one_pass(problem: Problem) -> bool:
+    """Whether the forward pass computes the gradients; else the strategy is ``recompute``."""
+    return problem.mode == "train" and "per_token" not in problem.features
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
     """Storage of a gradient that is not written yet, as many elements for every column."""

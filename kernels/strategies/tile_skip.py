@@ -79,7 +79,7 @@ class TileSkip(Recompute):
 
     def workspace(self, config: Config, problem: Problem) -> int:
         """Numerators of all tokens, W once more, scaled x, tile sums, the sample's logits."""
-        if problem.mode != "train" or "per_token" in problem.features:
+        if not stored.in_one_pass(problem):
             return super().workspace(config, problem)
         layout = _layout(config, problem.tokens, problem.vocab)
         elements = layout.height * layout.width

@@ -15,6 +15,12 @@ N, V = 45, 96
 FIRST, M = 32, 40  # the rows of a group of columns
 
 
+@pytest.fixture(autouse=True, params=[4, 64], ids=["few at a time", "many"])
+def _many(request, monkeypatch):
+    """The label of many tokens takes several steps, or one after the first."""
+    monkeypatch.setattr(entries_module, "MANY", request.param)
+
+
 def labelled(columns):
     """Label gradients, labels of which one has many tokens, and x; eighths, so sums are exact."""
     generator = torch.Generator().manual_seed(columns)

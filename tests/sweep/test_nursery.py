@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import gone
 
 from flce_tune.errors import SweepError
 from flce_tune.sweep.failures import CandidateError
@@ -43,19 +44,6 @@ def make_worker(nursery, planted, problem, cpu):
     yield make
     for worker in workers:
         worker.close()
-
-
-def gone(pid):
-    """Whether a process ends within ten seconds."""
-    for _ in range(100):
-        try:
-            with open(f"/proc/{pid}/stat") as stat:
-                if stat.read().rpartition(")")[2].split()[0] == "Z":
-                    return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def test_forked_workers_are_processes_of_their_own(make_worker):

@@ -6,6 +6,7 @@ import textwrap
 import time
 
 import pytest
+from processes import gone
 
 from flce_tune.errors import SweepError
 from flce_tune.sweep.failures import CandidateError
@@ -18,19 +19,6 @@ def worker(planted, problem, cpu):
     worker = Worker(planted.Puppet, problem, cpu, 0)
     yield worker
     worker.close()
-
-
-def gone(pid):
-    """Whether a process ends within ten seconds."""
-    for _ in range(100):
-        try:
-            with open(f"/proc/{pid}/stat") as stat:
-                if stat.read().rpartition(")")[2].split()[0] == "Z":
-                    return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def fails(worker, *order, timeout_s=60):
