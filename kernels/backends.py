@@ -44,6 +44,18 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Reduce the losses, after the products; ``loss.total_loss``."""
 
+    def coefficients(
+        self,
+        labels: Labels,
+        statistics: Statistics,
+        row_weight: Tensor,
+        loss: LossSpec,
+        grad_lse: Tensor | None = None,
+        grad_entropy: Tensor | None = None,
+        upstream: Tensor | None = None,
+    ) -> Coefficients:
+        """What the gradient is formed from, for each row; ``loss.coefficients``."""
+
     def logits(
         self, inputs: Inputs, loss: LossSpec, wanted: Wanted, out: Tensor | None, tile: Tile | None
     ) -> Statistics:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flce_tune.kernels.arguments import check_logits, check_loss, check_unsplit, direct
+from flce_tune.kernels.given_loss import reduced
 from flce_tune.kernels.given_rows import EagerGivenRowLoss, given_row_loss
 from flce_tune.kernels.reduction import LossOutputs, Reduction
 from flce_tune.kernels.values import LossSpec
@@ -92,9 +93,13 @@ def cross_entropy(
         rows, asked.target.to(torch.int64), class_weight, *asked.scalars(), *asked.statistics(),
         check_targets,
     )  # fmt: skip
-    if direct(logits):
-        if in_place:
-            check_in_place(logits, rows)
+    plain = direct(logits)
+    if plain and in_place:
+        check_in_place(logits, rows)
+    weighted = token_weight is not None and token_weight.requires_grad
+    if plain and reduction != "none" and not return_lse and not weighted and len(rows):
+        return reduced(asked, rows, arguments, in_place=in_place)
+    if plain:
         run: Callable[..., Any] = functools.partial(EagerGivenRowLoss.apply, in_place)
     else:
         run = given_row_loss

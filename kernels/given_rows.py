@@ -56,9 +56,7 @@ def compute(
         if check_targets or logits.device.type == "cpu":
             check_target_range(target, logits.shape[1], ignore_index)
         given = prepare_logits(logits, target, class_weight)
-        backend = backend_of(logits)
-        parts = [given.rows(rows) for rows in row_steps(logits)]
-        statistics = concatenate([backend.statistics(p.raw, p, loss, wanted) for p in parts])
+        statistics = row_statistics(given, loss, wanted)
         return (
             losses.row_losses(given, statistics, loss),
             statistics.lse,
@@ -67,6 +65,13 @@ def compute(
             statistics.lse_low,
             statistics.target_logit.masked_fill((target < 0) | (target >= given.vocab), 0.0),
         )
+
+
+def row_statistics(given: GivenLogits, loss: LossSpec, wanted: Wanted) -> Statistics:
+    """Statistics of all rows, in one read."""
+    backend = backend_of(given.raw)
+    parts = [given.rows(rows) for rows in row_steps(given.raw)]
+    return concatenate([backend.statistics(p.raw, p, loss, wanted) for p in parts])
 
 
 def row_steps(logits: Tensor) -> Iterator[slice]:
@@ -126,29 +131,44 @@ def compute_backward(
     loss = LossSpec(ignore_index, label_smoothing, softcap, logit_scale, z_loss)
     statistics = Statistics(lse, lse_low, target_logit)
     given = prepare_logits(logits, target, class_weight)
-    _write_gradient(given, statistics, grad_loss, grad_lse, loss, out)
+    row_weight = upstream_of_rows(given, statistics, grad_loss, loss)
+    write_gradient(given, statistics, row_weight, loss, out, grad_lse=grad_lse)
     return out
 
 
-def _write_gradient(
+def upstream_of_rows(
+    given: GivenLogits, statistics: Statistics, grad_loss: Tensor | None, loss: LossSpec
+) -> Tensor:  # [N]
+    """The upstream gradient of each row's loss, 0 where the row does not count."""
+    lse = statistics.lse
+    upstream = torch.zeros_like(lse) if grad_loss is None else grad_loss.to(lse.dtype)
+    return torch.where(given.target == loss.ignore_index, 0.0, upstream)
+
+
+def write_gradient(
     given: GivenLogits,
     statistics: Statistics,
-    grad_loss: Tensor | None,
-    grad_lse: Tensor | None,
+    row_weight: Tensor,  # [N]
     loss: LossSpec,
     out: Tensor,  # [N, V]; may be the logits themselves
+    *,
+    grad_lse: Tensor | None = None,  # [N]
+    upstream: Tensor | None = None,  # scalar that multiplies the weights
 ) -> None:
+    """Write the gradient of the logits, in one read and one write."""
     if len(out) == 0:
         return
+    backend = backend_of(out)
     with launching_on(out.device):
-        lse = statistics.lse
-        upstream = torch.zeros_like(lse) if grad_loss is None else grad_loss.to(lse.dtype)
-        row_weight = torch.where(given.target == loss.ignore_index, 0.0, upstream)
-        coefficients = losses.coefficients(given, statistics, row_weight, loss, grad_lse)
+        coefficients = backend.coefficients(
+            given, statistics, row_weight, loss, grad_lse, upstream=upstream
+        )
         for rows in row_steps(out):
             part = given.rows(rows)
-            stats = Statistics(lse[rows], statistics.lse_low[rows], statistics.target_logit[rows])
-            backend_of(out).gradient(
+            stats = Statistics(
+                statistics.lse[rows], statistics.lse_low[rows], statistics.target_logit[rows]
+            )
+            backend.gradient(
                 part.raw, part, stats, coefficient_rows(coefficients, rows), loss, out[rows]
             )
 
@@ -213,15 +233,20 @@ class EagerGivenRowLoss(torch.autograd.Function):
         ctx: Any, grad_loss: Tensor | None, grad_lse: Tensor | None, *rest: Any
     ) -> tuple[Tensor | None, ...]:
         """Turn the logits into their gradient, over themselves where nobody reads them again."""
-        if not ctx.in_place or torch.is_grad_enabled() or graph_is_kept():
+        if not may_overwrite(ctx):
             return (None, *_backward(ctx, grad_loss, grad_lse, *rest))
         logits, target, class_weight, *saved = ctx.saved_tensors
-        out = logits.detach()
+        out, statistics, loss = logits.detach(), Statistics(*saved), LossSpec(*ctx.scalars)
         given = prepare_logits(out, target, class_weight)
-        statistics = Statistics(*saved)
-        _write_gradient(given, statistics, grad_loss, grad_lse, LossSpec(*ctx.scalars), out)
+        row_weight = upstream_of_rows(given, statistics, grad_loss, loss)
+        write_gradient(given, statistics, row_weight, loss, out, grad_lse=grad_lse)
         torch.autograd.graph.increment_version(out)  # others that saved the logits must notice
         return (None, out, *(None,) * 10)
+
+
+def may_overwrite(ctx: Any) -> bool:
+    """Whether a backward may write the gradient over the logits that were saved for it."""
+    return ctx.in_place and not torch.is_grad_enabled() and not graph_is_kept()
 
 
 def saved_tensors_are_packed() -> bool:

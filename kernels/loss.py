@@ -96,11 +96,14 @@ def coefficients(
     loss: LossSpec,
     grad_lse: Tensor | None = None,  # [N] upstream gradient of each row's lse
     grad_entropy: Tensor | None = None,  # [N] likewise of its entropy
+    upstream: Tensor | None = None,  # scalar that multiplies every r but 0
 ) -> Coefficients:
     """Coefficients of G for the loss Σ_i r_i·loss_i, plus gradients on lse and entropy.
 
     With H = lse - Σ_c p_c·z_c the entropy's derivative is -p_c·(z_c - Σ_k p_k·z_k).
     """
+    if upstream is not None:
+        row_weight = torch.where(row_weight == 0, 0.0, row_weight * upstream)
     a = b = row_weight
     e = None
     if (weight := target_weight(labels)) is not None:

@@ -21,6 +21,7 @@ from flce_tune.kernels.arguments import (
     prepare,
     problem_of,
 )
+from flce_tune.kernels.backends import backend_of
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.eager import eager_twin
 from flce_tune.kernels.problem import describe_device
@@ -158,7 +159,9 @@ def compute_backward(
             target_logit=target_logit,
             mean_logit=None if grad_entropy is None else lse - entropy,
         )
-        given = losses.coefficients(inputs, statistics, row_weight, loss, grad_lse, grad_entropy)
+        given = backend_of(x).coefficients(
+            inputs, statistics, row_weight, loss, grad_lse, grad_entropy
+        )
         problem = problem_of(inputs, loss, wanted, accumulate, per_token=True)
 
         def work(chosen: Config) -> Gradients:

@@ -22,6 +22,7 @@ from flce_tune.kernels.values import (
 
 row_weights = losses.all_row_weights
 total_loss = losses.total_loss
+coefficients = losses.coefficients
 
 
 def logits(

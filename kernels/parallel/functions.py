@@ -127,7 +127,7 @@ class RowLoss(torch.autograd.Function):
                 statistics = Statistics(lse, lse_low, target_logit, mean_logit=mean_logit)
                 upstream = torch.zeros_like(lse) if grad_loss is None else grad_loss.to(lse.dtype)
                 counted = job.labels.target != job.loss.ignore_index
-                given = losses.coefficients(
+                given = backend_of(lse).coefficients(
                     job.labels, statistics, torch.where(counted, upstream, 0.0), job.loss,
                     grad_lse, None if mean_logit is None else grad_entropy,
                 )  # fmt: skip

@@ -68,7 +68,7 @@ class GivenRowLoss(torch.autograd.Function):
             upstream = torch.zeros_like(lse) if grad_loss is None else grad_loss.to(lse.dtype)
             row_weight = torch.where(labels.target == loss.ignore_index, 0.0, upstream)
             merged = Statistics(lse, lse_low, target_logit)
-            coefficients = losses.coefficients(labels, merged, row_weight, loss, grad_lse)
+            coefficients = backend_of(lse).coefficients(labels, merged, row_weight, loss, grad_lse)
             stats, local = shard.gradient_inputs(labels, merged, coefficients, loss)
             _write_gradient(_prepare(shard, labels, logits), stats, local, loss, out)
         if over:  # others that saved the logits must notice

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flce_tune.kernels import loss as losses
 from flce_tune.kernels import strategies
 from flce_tune.kernels.arguments import prepare, problem_of
+from flce_tune.kernels.backends import backend_of
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.parallel.agreement import agreed_config
 from flce_tune.kernels.parallel.hidden import all_tokens
@@ -73,7 +73,7 @@ class Job:
     ) -> tuple[Statistics, Coefficients]:
         """What this rank's gradient of Σ_i r_i·loss_i is computed from."""
         labels = self.labels.rows(rows)
-        given = losses.coefficients(labels, merged, row_weight, self.loss)
+        given = backend_of(merged.lse).coefficients(labels, merged, row_weight, self.loss)
         return self.shard.gradient_inputs(labels, merged, given, self.loss)
 
     def padded(self, gradients: Gradients, rows: int) -> Gradients:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from flce_tune.kernels import loss as losses
+from flce_tune.kernels.backends import backend_of
 from flce_tune.kernels.values import Coefficients, Labels, LossSpec, Statistics
 
 
@@ -35,7 +35,8 @@ class RowGradient(NamedTuple):
         """The loss's own worked out, for the weights [n] of these tokens."""
         if self.given is not None:
             return self.given
-        return losses.coefficients(labels, self.statistics, row_weight, loss)
+        backend = backend_of(self.statistics.lse)
+        return backend.coefficients(labels, self.statistics, row_weight, loss)
 
 
 class HiddenSum(Protocol):

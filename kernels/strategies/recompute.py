@@ -112,7 +112,7 @@ class Recompute:
         """Compute statistics and the gradients of Σ_i r_i·loss_i in one go."""
         everything = [slice(0, len(inputs.x))]
         statistics = self._statistics(inputs, loss, wanted, config, everything)
-        given = losses.coefficients(inputs, statistics, row_weight, loss)
+        given = backend_of(inputs.x).coefficients(inputs, statistics, row_weight, loss)
         return statistics, self._gradients(
             inputs, statistics, given, loss, wanted, config, everything
         )

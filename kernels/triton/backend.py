@@ -6,7 +6,7 @@ from torch import Tensor
 
 from flce_tune.kernels.config import Tile
 from flce_tune.kernels.torch_backend import raw_logits
-from flce_tune.kernels.triton import rows
+from flce_tune.kernels.triton import row_gradient, rows
 from flce_tune.kernels.triton.arguments import (
     begin_alike,
     cdiv,
@@ -17,6 +17,7 @@ from flce_tune.kernels.triton.arguments import (
     statistics_flags,
     units_before,
 )
+from flce_tune.kernels.triton.coefficients import coefficients as coefficients
 from flce_tune.kernels.triton.labels import target_gradients
 from flce_tune.kernels.triton.reduce import row_weights as row_weights
 from flce_tune.kernels.triton.reduce import total_loss as total_loss
@@ -34,9 +35,8 @@ STATISTICS_LANES = 512
 STATISTICS_DEPTH = 4
 STATISTICS_WARPS = 2
 GRADIENT = (1024, 2)
-RAGGED_GRADIENT = (512, 1)
-"""Columns and warps of a program. Neighbouring blocks of a ragged row share 128-byte lines, which
-are written whole if one program follows the other."""
+"""Columns and warps of a program. Programs follow each other along a row, in the order of the
+memory: neighbouring blocks of a ragged row share 128-byte lines."""
 MOST_ROWS = 65535
 """Of a grid's second dimension."""
 
@@ -98,12 +98,11 @@ def gradient(
 ) -> None:
     """Turn raw logits into their gradient."""
     n, width = raw.shape
-    before = units_before(raw)
-    most, warps = RAGGED_GRADIENT if before else GRADIENT
+    most, warps = GRADIENT
     block = min(most, next_power_of_2(width))
-    blocks = cdiv(width + before, block)
-    by_row = before > 0 and n <= MOST_ROWS
-    rows.gradient_kernel[(blocks, n) if by_row else (n, blocks)](
+    blocks = cdiv(width + units_before(raw), block)
+    by_row = n <= MOST_ROWS
+    row_gradient.gradient_kernel[(blocks, n) if by_row else (n, blocks)](
         raw,
         raw.stride(0),
         out,

@@ -126,21 +126,21 @@ def statistics_kernel(
     best = tl.zeros([LANES], tl.int32)
     for start in range(0, end, DEPTH * LANES):
         places = start + lanes
-        columns = places - shift
-        inside = (columns >= 0) & (columns < vocab)
         raw = tl.load(first_ptr + places, mask=places < end, other=0.0).to(tl.float32)
         z = scaled(raw, scale, softcap, HAS_SOFTCAP, EXACT)
         if WANT_SUM:
+            columns = places - shift
+            inside = (columns >= 0) & (columns < vocab)
             w = 1.0
             if HAS_CLASS_WEIGHT:
                 w = tl.load(class_weight_ptr + columns, mask=inside, other=0.0)
             weighted += tl.sum(tl.where(inside, z * w, 0.0), axis=0)
         if (start < shift) | (start + DEPTH * LANES > shift + vocab):
-            z = tl.where(inside, z, float("-inf"))
+            z = tl.where((places >= shift) & (places < shift + vocab), z, float("-inf"))
         largest = tl.max(z, axis=0)
         if WANT_PREDICTION:
-            first = tl.min(tl.where(z == largest[None, :], columns, 2147483647), axis=0)
-            best = tl.where(largest > m, first, best)
+            columns = tl.where(z == largest[None, :], places - shift, 2147483647)
+            best = tl.where(largest > m, tl.min(columns, axis=0), best)
         new_m = tl.maximum(m, largest, propagate_nan=tl.PropagateNan.ALL)
         reference = finite_or_zero(new_m)
         decay = exp(m - reference)
@@ -230,87 +230,3 @@ def merge_kernel(
     if WANT_PREDICTION:
         first = tl.min(tl.where(m == row_m[None, :], best, 2147483647), axis=0)
         tl.store(prediction_ptr + rows, first.to(tl.int64), mask=row_ok)
-
-
-@triton.jit
-def gradient_kernel(
-    raw_ptr,  # [n, v]
-    row_stride,
-    out_ptr,  # [n, v]; may be raw_ptr
-    out_stride,
-    lse_ptr,  # [n]
-    target_ptr,  # [n]
-    a_ptr,  # [n]
-    b_ptr,
-    c_ptr,
-    e_ptr,
-    class_weight_ptr,  # [V] or unused
-    first_column,
-    width,
-    vocab,
-    scale,
-    softcap,
-    HAS_SOFTCAP: tl.constexpr,
-    HAS_C: tl.constexpr,
-    HAS_E: tl.constexpr,
-    HAS_CLASS_WEIGHT: tl.constexpr,
-    ALIKE: tl.constexpr,  # raw and out begin in the same place of a 16-byte unit, in every row
-    BY_ROW: tl.constexpr,  # programs take a row's blocks one after the other
-    BLOCK: tl.constexpr,
-):
-    EXACT: tl.constexpr = raw_ptr.dtype.element_ty == tl.float32
-    UNIT: tl.constexpr = 128 // raw_ptr.dtype.element_ty.primitive_bitwidth
-    row = tl.program_id(1 if BY_ROW else 0).to(tl.int64)
-    first_ptr, shift, end = aligned_row(raw_ptr, row * row_stride, width, UNIT)
-    begin = tl.program_id(0 if BY_ROW else 1) * BLOCK
-    places = begin + tl.arange(0, BLOCK)
-    local = places - shift
-    inside = (local >= 0) & (local < width)
-    raw = tl.load(first_ptr + places, mask=places < end, other=0.0).to(tl.float32)
-    target = tl.load(target_ptr + row)
-    a = tl.load(a_ptr + row)
-    b = tl.load(b_ptr + row)
-    lse = tl.load(lse_ptr + row)  # here, not where it is used: there it would be waited for
-    active = (a != 0) | (b != 0)
-    if HAS_C:
-        c = tl.load(c_ptr + row)
-        active = active | (c != 0)
-    if HAS_E:
-        e = tl.load(e_ptr + row)
-        active = active | (e != 0)
-    gradient = tl.zeros([BLOCK], tl.float32)
-    if active:
-        z = scaled(raw, scale, softcap, HAS_SOFTCAP, EXACT)
-        unknown = ((target < 0) | (target >= vocab)) & (b != 0)
-        lse = tl.where(unknown, float("nan"), lse)
-        weight = a
-        if HAS_C:
-            weight = a + c * tl.where(z == float("-inf"), 0.0, z)
-        gradient = exp(z - lse) * weight
-        if HAS_E:  # B + E is rounded as A is, so that they cancel where p is 1
-            subtracted = tl.where(first_column + local == target, b, 0.0)
-            if HAS_CLASS_WEIGHT:
-                columns = first_column + local
-                subtracted += e * tl.load(class_weight_ptr + columns, mask=inside, other=0.0)
-            else:
-                subtracted += e
-            gradient -= subtracted
-        else:
-            place = target - first_column + shift
-            if (place >= begin) & (place < begin + BLOCK):
-                gradient = tl.where(places == place, gradient - b, gradient)
-        gradient *= scale
-        if HAS_SOFTCAP:
-            ratio = z / softcap
-            gradient *= 1.0 - ratio * ratio
-    gradient = gradient.to(out_ptr.dtype.element_ty)
-    out_ptr += row * out_stride
-    if ALIKE:
-        first_whole = tl.multiple_of((shift + UNIT - 1) // UNIT * UNIT, UNIT)
-        last_whole = tl.multiple_of((shift + width) // UNIT * UNIT, UNIT)
-        whole = (places >= first_whole) & (places < last_whole)
-        tl.store(tl.multiple_of(out_ptr - shift, 16) + places, gradient, mask=whole)
-        if (begin < first_whole) | (begin + BLOCK > last_whole):
-            tl.store(out_ptr + local, gradient, mask=inside & (whole == 0))
-    else:
-        tl.store(out_ptr + local, gradient, mask=inside)

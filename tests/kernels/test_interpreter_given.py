@@ -7,7 +7,7 @@ import pytest
 import torch
 from given_cases import compare_given, make_logits, run_given
 
-from flce_tune.kernels import given_rows, loss, torch_backend
+from flce_tune.kernels import given_loss, given_rows, loss, torch_backend
 from flce_tune.kernels.given_logits import cross_entropy
 from flce_tune.kernels.values import GivenLogits, LossSpec, Wanted
 
@@ -27,8 +27,8 @@ def kernels(request, monkeypatch):
     """The op computes with Triton kernels."""
     monkeypatch.setattr(triton_backend, "STATISTICS_LANES", request.param)
     monkeypatch.setattr(triton_backend, "GRADIENT", (4 * request.param, 2))
-    monkeypatch.setattr(triton_backend, "RAGGED_GRADIENT", (2 * request.param, 1))
-    monkeypatch.setattr(given_rows, "backend_of", lambda tensor: triton_backend)
+    for module in (given_rows, given_loss):
+        monkeypatch.setattr(module, "backend_of", lambda tensor: triton_backend)
     monkeypatch.setattr(given_rows, "has_kernels", lambda tensor: True)
 
 

@@ -8,6 +8,7 @@ from flce_tune.kernels import loss as losses
 from flce_tune.kernels.values import Inputs, LossSpec, Statistics
 
 reduce = pytest.importorskip("flce_tune.kernels.triton.reduce")
+launched = pytest.importorskip("flce_tune.kernels.triton.coefficients")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
@@ -25,7 +26,7 @@ def block(request, monkeypatch):
 
 def labels_of(features, dtype=torch.float32, n=N):
     case = make(n, 8, V, dtype, ("ignored", *features))
-    if n:
+    if n > 4:
         case.target[4] = V + 3
     weights = [case.options.get(name) for name in ("class_weight", "token_weight")]
     class_weight, token_weight = (None if w is None else w.float() for w in weights)
@@ -97,3 +98,35 @@ def test_total_loss(spec, reduction, features):
     expected, _ = losses.total_loss(labels, statistics, spec, weights)
     torch.testing.assert_close(value, expected)
     assert not value.isnan()
+
+
+@pytest.mark.parametrize("spec", [LossSpec(), SPEC], ids=["plain", "smoothed"])
+@pytest.mark.parametrize("features", [(), ("class_weight", "token_weight")], ids=str)
+@pytest.mark.parametrize("upstreams", ["none", "scalar", "of lse and entropy"])
+@pytest.mark.parametrize("n", [0, 1, N, 700])
+def test_coefficients(spec, features, upstreams, n):
+    labels, token_weight = labels_of(features, n=n)
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.randn(5, n, generator=generator)
+    statistics = Statistics(rows[0], rows[1] * 1e-3, rows[2], mean_logit=rows[3])
+    weight = losses.row_weights(labels, spec, token_weight, None, "sum", torch.float32)[0]
+    more = {
+        "none": {},
+        "scalar": {"upstream": torch.tensor(-1.5)},
+        "of lse and entropy": {"grad_lse": torch.tensor(0.5).expand(n), "grad_entropy": rows[4]},
+    }[upstreams]
+    ours = launched.coefficients(labels, statistics, weight, spec, **more)
+    expected = losses.coefficients(labels, statistics, weight, spec, **more)
+    for name in ("a", "b", "c", "e"):
+        torch.testing.assert_close(getattr(ours, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("coefficients", [launched.coefficients, losses.coefficients])
+def test_a_row_that_does_not_count_stays_so_whatever_the_upstream_gradient(coefficients):
+    labels, _ = labels_of(())
+    weight = (labels.target != -100).float()
+    statistics = Statistics(*torch.zeros(3, N))
+    got = coefficients(labels, statistics, weight, SPEC, upstream=torch.tensor(float("nan")))
+    for rows in (got.a, got.b, got.e):
+        assert torch.equal(rows.isnan(), weight != 0)
+    assert not got.a[weight == 0].any()

@@ -62,7 +62,6 @@ def block(request, monkeypatch):
     """Columns per step of the row kernels."""
     monkeypatch.setattr(triton_backend, "STATISTICS_LANES", request.param)
     monkeypatch.setattr(triton_backend, "GRADIENT", (4 * request.param, 2))
-    monkeypatch.setattr(triton_backend, "RAGGED_GRADIENT", (2 * request.param, 1))
 
 
 @pytest.mark.usefixtures("block")
