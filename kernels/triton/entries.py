@@ -30,8 +30,9 @@ from flce_tune.kernels.triton.product import narrow, widen
 
 COLUMNS = 256
 ENTRIES = 8
-MANY = 64
-PROGRAMS = 512
+MANY = 32
+WARPS = 1
+PROGRAMS = 2048
 """That go through a group's entries, for each block of columns."""
 
 
@@ -195,7 +196,7 @@ def launch_label_sums(
         COLUMNS=columns,
         ENTRIES=ENTRIES,
         MANY=MANY,
-        num_warps=4,
+        num_warps=WARPS,
     )
     return RowEntries(place, has, sums)
 
@@ -227,5 +228,5 @@ def launch_entries(
         COLUMNS=columns,
         ENTRIES=ENTRIES,
         MANY=MANY,
-        num_warps=4,
+        num_warps=WARPS,
     )
