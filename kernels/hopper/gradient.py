@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 
 from flce_tune.kernels.hopper.schedule import schedule
 from flce_tune.kernels.hopper.strips import STORE_WIDTH, STRIP, copy_out, jit, strips
+from flce_tune.kernels.triton.relaunch import relaunched
 from flce_tune.kernels.triton.rows import LOG2E
 
 
@@ -59,6 +60,7 @@ def gradient_epilogue(
             copy_out(now, buffer, out_desc, place, column + i * STORE_WIDTH)
 
 
+@relaunched
 @gluon.jit
 def gradient_kernel(
     x_desc,  # [n, D]

@@ -21,6 +21,7 @@ from flce_tune.kernels.hopper.strips import (
     store_rows,
     strips,
 )
+from flce_tune.kernels.triton.relaunch import relaunched
 from flce_tune.kernels.triton.rows import LOG2E
 
 
@@ -59,6 +60,7 @@ def logits_epilogue(
     store_rows(total_ptr, total, row, tile_v, n)
 
 
+@relaunched
 @gluon.jit
 def logits_kernel(
     x_desc,  # [n, D]

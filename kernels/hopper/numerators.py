@@ -21,6 +21,7 @@ from flce_tune.kernels.hopper.strips import (
     strips,
 )
 from flce_tune.kernels.triton.numerators import BITS, BOTTOM
+from flce_tune.kernels.triton.relaunch import relaunched
 
 
 @jit
@@ -58,6 +59,7 @@ def epilogue(WHICH: gl.constexpr, raw, given, row, tile_v, out_desc, staging, ta
     store_rows(tile_total_ptr, total, row, tile_v, n)
 
 
+@relaunched
 @gluon.jit
 def numerators_kernel(
     x_desc,  # [n, D]

@@ -67,6 +67,7 @@ from flce_tune.kernels.hopper.schedule import (
 )
 from flce_tune.kernels.hopper.strips import jit, strips
 from flce_tune.kernels.triton import product
+from flce_tune.kernels.triton.relaunch import relaunched
 
 widen = jit(product.widen.fn)
 narrow = jit(product.narrow.fn)
@@ -288,6 +289,7 @@ def consume(WHICH: gl.constexpr, descs, rings, barriers, joined, sizes, GROUP: g
     tma.store_wait(0)
 
 
+@relaunched
 @gluon.jit(do_not_specialize=["m", "n", "depth", "splits", "part"])
 def product_kernel(
     a_desc,  # [m, depth], or [depth, m] if TRANSPOSED; M_BLOCK / 2 × K_BLOCK at a time

@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from flce_tune.kernels.triton.relaunch import relaunched
 from flce_tune.kernels.triton.rows import finite_or_zero, log_sum_exp, scaled
 
 
@@ -70,6 +71,7 @@ def row_logits(x_ptr, weight_ptr, bias_ptr, columns, vocab, hidden, weight_strid
     return acc
 
 
+@relaunched
 @triton.jit
 def atomic_kernel(
     x_ptr,  # [N, D]

@@ -15,12 +15,14 @@ from torch import Tensor
 from flce_tune.kernels.loss import weight_total
 from flce_tune.kernels.triton.arguments import cdiv
 from flce_tune.kernels.triton.reduce import weight_of
+from flce_tune.kernels.triton.relaunch import relaunched
 from flce_tune.kernels.values import Coefficients, Labels, LossSpec, Statistics
 
 BLOCK = 512
 WARPS = 4
 
 
+@relaunched
 @triton.jit
 def coefficients_kernel(
     target_ptr,  # [n] int64

@@ -27,6 +27,7 @@ from torch import Tensor
 from flce_tune.kernels.numerators import Entries
 from flce_tune.kernels.triton.arguments import cdiv, next_power_of_2
 from flce_tune.kernels.triton.product import narrow, widen
+from flce_tune.kernels.triton.relaunch import relaunched
 
 COLUMNS = 256
 ENTRIES = 8
@@ -80,6 +81,7 @@ def total_of_some(
     return tl.sum(value[:, None] * b.to(tl.float32), axis=0)
 
 
+@relaunched
 @triton.jit(do_not_specialize=["first", "end", "count"])
 def entries_kernel(
     row_ptr,  # [count] ascending
@@ -124,6 +126,7 @@ def entries_kernel(
         tl.store(out, total.to(out_ptr.dtype.element_ty), mask=ok)
 
 
+@relaunched
 @triton.jit(do_not_specialize=["first", "first_tile", "tiles", "count"])
 def label_sums_kernel(
     offset_ptr,  # [all tiles + 1] the first entry of each tile of rows

@@ -18,6 +18,7 @@ from torch import Tensor
 from flce_tune.kernels.numerators import Factors
 from flce_tune.kernels.triton.arguments import cdiv, loss_scalars
 from flce_tune.kernels.triton.reduce import weight_of
+from flce_tune.kernels.triton.relaunch import relaunched
 from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
 
 ROWS = 128
@@ -32,6 +33,7 @@ def less_one(x):
     return x * y
 
 
+@relaunched
 @triton.jit(do_not_specialize=["first"])
 def factors_kernel(
     target_ptr,  # [n]

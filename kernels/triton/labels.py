@@ -18,12 +18,14 @@ from flce_tune.kernels.triton.arguments import (
     loss_scalars,
     next_power_of_2,
 )
+from flce_tune.kernels.triton.relaunch import relaunched
 from flce_tune.kernels.triton.rows import finite_or_zero, scaled
 from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
 
 PICK_ROWS = 128
 
 
+@relaunched
 @triton.jit
 def stored_target_logit_kernel(
     raw_ptr,  # [n, V] stored raw logits
@@ -46,6 +48,7 @@ def stored_target_logit_kernel(
     tl.store(target_logit_ptr + rows, tl.where(known, z, float("nan")), mask=rows < n)
 
 
+@relaunched
 @triton.jit
 def target_logit_kernel(
     x_ptr,  # [n, D]
@@ -82,6 +85,7 @@ def target_logit_kernel(
     tl.store(target_logit_ptr + row, tl.where(known, z, float("nan")))
 
 
+@relaunched
 @triton.jit
 def target_gradient_kernel(
     out_ptr,  # [n, v], G of the columns first_column, first_column + 1, ...

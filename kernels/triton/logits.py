@@ -24,6 +24,7 @@ FLOPs 2NDV each. Bytes beyond the operands: 2NV written where logits or G are st
 import triton
 import triton.language as tl
 
+from flce_tune.kernels.triton.relaunch import relaunched
 from flce_tune.kernels.triton.rows import LOG2E, finite_or_zero, scaled
 
 LN2 = tl.constexpr(0.6931471805599453)
@@ -118,6 +119,7 @@ def with_bias(acc, bias_ptr, columns, vocab, HAS_BIAS: tl.constexpr):
     return acc
 
 
+@relaunched
 @triton.jit
 def logits_kernel(
     x_desc,  # [n, D]
@@ -168,6 +170,7 @@ def logits_kernel(
         )  # fmt: skip
 
 
+@relaunched
 @triton.jit
 def slab_gradient_kernel(
     x_desc,  # [n, D]

@@ -31,6 +31,7 @@ from flce_tune.kernels.triton.arguments import (
 from flce_tune.kernels.triton.factors import factors as factors
 from flce_tune.kernels.triton.labels import target_gradients, target_logits
 from flce_tune.kernels.triton.logits import tile_logits, tile_position, with_bias
+from flce_tune.kernels.triton.relaunch import relaunched
 from flce_tune.kernels.triton.rows import finite_or_zero, two_sum
 from flce_tune.kernels.triton.tiled import tiled_slab_gradient
 from flce_tune.kernels.values import Coefficients, Inputs, LossSpec, Statistics
@@ -42,6 +43,7 @@ LOW = tl.constexpr(LN2_LOW)
 LABEL_ROWS = 128
 
 
+@relaunched
 @triton.jit
 def numerators_kernel(
     x_desc,  # [n, D]
@@ -91,6 +93,7 @@ def numerators_kernel(
             out_desc.store([place, column % SLAB], e.to(out_desc.dtype))
 
 
+@relaunched
 @triton.jit
 def merge_kernel(
     tile_reference_ptr,  # [T, n]
@@ -127,6 +130,7 @@ def merge_kernel(
     tl.store(lse_low_ptr + rows, low, mask=rows < n)
 
 
+@relaunched
 @triton.jit
 def align_kernel(
     e_ptr,  # numerators of the first row, block after block
@@ -163,6 +167,7 @@ def align_kernel(
                     tl.store(places, e.to(e_ptr.dtype.element_ty))
 
 
+@relaunched
 @triton.jit
 def set_labels_kernel(
     e_ptr,  # numerators, block after block
@@ -186,6 +191,7 @@ def set_labels_kernel(
     tl.store(e_ptr + places, value.to(e_ptr.dtype.element_ty), mask=here)
 
 
+@relaunched
 @triton.jit
 def scaled_rows_kernel(
     x_ptr,  # [n, D]

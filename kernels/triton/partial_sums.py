@@ -18,10 +18,12 @@ from torch import Tensor
 
 from flce_tune.kernels.triton.arguments import cdiv
 from flce_tune.kernels.triton.product import narrow, widen
+from flce_tune.kernels.triton.relaunch import relaunched
 
 ROWS, COLUMNS = 8, 256
 
 
+@relaunched
 @triton.jit(do_not_specialize=["splits", "part_rows", "m"])
 def partial_sums_kernel(
     high_ptr,  # [splits · part_rows, n], upper 16 bits of the partial sums

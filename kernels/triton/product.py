@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from flce_tune.kernels.triton.logits import tile_position
+from flce_tune.kernels.triton.relaunch import relaunched
 
 
 @triton.jit
@@ -130,6 +131,7 @@ def add_entries(
     return tl.dot(tl.where(hit, value[None, :], 0.0).to(b.dtype), b, acc)
 
 
+@relaunched
 @triton.jit
 def product_kernel(
     a_desc,  # [m, k], or [k, m] if TRANSPOSED; with SLAB, blocks of that many columns, one by one

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flce_tune.kernels.loss import RowWeights, weight_total
 from flce_tune.kernels.triton.arguments import next_power_of_2
+from flce_tune.kernels.triton.relaunch import relaunched
 from flce_tune.kernels.values import Labels, LossSpec, Statistics
 
 MOST_ROWS = 4096
@@ -28,6 +29,7 @@ def weight_of(target, class_weight_ptr, vocab, ok):
     return tl.load(class_weight_ptr + target, mask=known, other=1.0)
 
 
+@relaunched
 @triton.jit
 def row_weights_kernel(
     target_ptr,  # [n] int64
@@ -76,6 +78,7 @@ def row_weights_kernel(
             tl.store(applied_ptr + rows, weight * factor, mask=rows < n)
 
 
+@relaunched
 @triton.jit
 def total_loss_kernel(
     target_ptr,  # [n] int64

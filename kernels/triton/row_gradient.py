@@ -1,7 +1,7 @@
 """Gradient of stored logits: a pass over their rows, over the logits or elsewhere.
 
 G = (exp(z - lse)·(a + c·z) - b·[label] - e·w)·scale, times the softcap's derivative; each row has
-its own a, b, c and e (see ``loss.coefficients``). Numerics: float32. Bytes: 2 read and 2 written per
+its own a, b, c and e (see ``loss.coefficients``). Numerics: float32. Bytes: 2 read and 2 written a
 16-bit logit; to keep up with the memory of an H200, no more than some 15 instructions a logit.
 
 A program takes a block of a row's 16-byte units, as the statistics do (``rows.aligned_row``), and
@@ -13,6 +13,7 @@ second store of the block's would cost every logit its mask.
 import triton
 import triton.language as tl
 
+from flce_tune.kernels.triton.relaunch import relaunched
 from flce_tune.kernels.triton.rows import aligned_row, exp, scaled
 
 
@@ -58,6 +59,7 @@ def gradient_at(
     return gradient
 
 
+@relaunched
 @triton.jit
 def gradient_kernel(
     raw_ptr,  # [n, v]

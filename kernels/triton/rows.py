@@ -18,6 +18,8 @@ limit.
 import triton
 import triton.language as tl
 
+from flce_tune.kernels.triton.relaunch import relaunched
+
 LOG2E = tl.constexpr(1.4426950408889634)
 """Functions called by kernels take such constants as defaults. One they read from their module is
 part of the key of the caller's binary only if the function was hashed for another kernel before
@@ -91,6 +93,7 @@ def aligned_row(ptr, offset, width, UNIT: tl.constexpr):
     return tl.multiple_of(begin - shift, 16), shift, tl.multiple_of(end, UNIT)
 
 
+@relaunched
 @triton.jit
 def statistics_kernel(
     raw_ptr,  # [n, V]
@@ -169,6 +172,7 @@ def statistics_kernel(
     tl.store(target_logit_ptr + row, tl.where(known, picked, float("nan")))
 
 
+@relaunched
 @triton.jit
 def merge_kernel(
     tile_max_ptr,  # [T, n] float32: per tile of the vocabulary

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flce_tune.kernels.triton.arguments import cdiv
+from flce_tune.kernels.triton.relaunch import relaunched
 
 BLOCK = 4096
 MOST_PROGRAMS = 2048
@@ -33,6 +34,7 @@ def scale_span(from_ptr, to_ptr, total, factor, BLOCK: tl.constexpr):
         start += step
 
 
+@relaunched
 @triton.jit
 def scale_in_place_kernel(
     factor_ptr,  # scalar
@@ -53,6 +55,7 @@ def scale_in_place_kernel(
             scale_span(c_ptr, c_ptr, c_total, factor, BLOCK)
 
 
+@relaunched
 @triton.jit
 def scale_to_kernel(
     tensor_ptr,
@@ -65,6 +68,7 @@ def scale_to_kernel(
     scale_span(tensor_ptr, out_ptr, total, factor, BLOCK)
 
 
+@relaunched
 @triton.jit
 def add_scaled_kernel(
     out_ptr,  # any float dtype

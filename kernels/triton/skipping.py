@@ -25,11 +25,13 @@ from flce_tune.kernels.triton.arguments import cdiv, descriptor
 from flce_tune.kernels.triton.launch import ENTRY_BLOCK, entry_arguments
 from flce_tune.kernels.triton.logits import tile_position
 from flce_tune.kernels.triton.product import add_entries
+from flce_tune.kernels.triton.relaunch import relaunched
 
 TILES = 16
 """Tile sums looked at by one program, for each row of a tile."""
 
 
+@relaunched
 @triton.jit
 def tile_sums_kernel(
     e_ptr,  # [height, width]
@@ -77,6 +79,7 @@ def tile_sums_kernel(
     tl.store(into, sums.to(e_ptr.dtype.element_ty), mask=ok)
 
 
+@relaunched
 @triton.jit
 def column_sums_kernel(
     e_ptr,  # [height, width]
@@ -102,6 +105,7 @@ def column_sums_kernel(
     tl.store(into, sums.to(e_ptr.dtype.element_ty))
 
 
+@relaunched
 @triton.jit
 def kept_product_kernel(
     a_desc,  # [m, k], or [k, m] if TRANSPOSED

@@ -12,6 +12,7 @@ import sys
 from triton.runtime.jit import JITFunction
 
 from flce_tune.kernels import hopper, triton
+from flce_tune.kernels.triton.relaunch import Relaunched
 
 
 def main() -> None:
@@ -19,7 +20,8 @@ def main() -> None:
     for package in (triton, hopper):
         for module in pkgutil.iter_modules(package.__path__):
             names = vars(importlib.import_module(f"{package.__name__}.{module.name}"))
-            for value in names.values():
+            for held in names.values():
+                value = held.kernel if isinstance(held, Relaunched) else held
                 if isinstance(value, JITFunction):
                     kind = type(value).__name__
                     functions[f"{value.module}.{value.__name__} {kind}"] = value
