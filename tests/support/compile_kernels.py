@@ -51,7 +51,7 @@ def compiled(
         if signature[name] == "absent":
             signature[name], constants[name] = "constexpr", None
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    source = ASTSource(kernel, signature, constants)
+    source = ASTSource(kernel.kernel, signature, constants)
     flags = {name: value for name, value in constants.items() if "BLOCK" not in name}
     variant = (kernel.__name__, *sorted((flags | {"GROUP": 0}).items(), key=str))
     if variant in begun:
