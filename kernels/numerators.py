@@ -226,6 +226,9 @@ class Primitives(Protocol):
     def scaled_rows(self, x: Tensor, factor: Tensor, out: Tensor) -> None:
         """out = diag(factor)·x, rounded once."""
 
+    def scale_blocks(self, blocks: Blocks, factor: Tensor) -> None:
+        """Make G of E, but for the labels' entries."""
+
     def align(
         self,
         blocks: Blocks,
@@ -238,7 +241,7 @@ class Primitives(Protocol):
         """Bring tiles that took their own reference to their row's."""
 
     def set_labels(self, blocks: Blocks, target: Tensor, value: Tensor | None) -> None:
-        """Write E at the labels."""
+        """Write E, or G, at the labels."""
 
 
 def primitives_of(tensor: Tensor) -> Primitives:

@@ -138,6 +138,16 @@ def scaled_rows(
     torch.mul(x, factor[:, None], out=out)
 
 
+def scale_blocks(
+    blocks: Blocks,  # E; G afterwards, but for the labels' entries
+    factor: Tensor,  # [n] f; where it is 0, so is G
+) -> None:
+    """Make G of E."""
+    for _, e in blocks.parts():
+        g = torch.where(factor[:, None] == 0, 0.0, e.to(factor.dtype) * factor[:, None])
+        e.copy_(g)
+
+
 def align(
     blocks: Blocks,
     rows: slice,
@@ -162,7 +172,7 @@ def set_labels(
     target: Tensor,  # [n]
     value: Tensor | None,  # [n]; None: zeros
 ) -> None:
-    """Write E at the labels."""
+    """Write E, or G, at the labels."""
     for columns, e in blocks.parts():
         row = torch.nonzero((target >= columns.start) & (target < columns.stop))[:, 0]
         e[row, target[row] - columns.start] = 0.0 if value is None else value[row].to(e.dtype)

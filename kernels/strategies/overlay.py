@@ -1,10 +1,10 @@
 """``overlay``: dW's own storage holds the numerators until dW is written. Between 6 and 8NDV.
 
-The forward pass leaves in dW as many columns of softmax numerators as fit: D / N of them, nearly
-all if N <= D. They become dX's first part and the first slabs of dW. The rest of dW is still free:
-it takes the recomputed G of the next columns, and so on, until what is left is less than a block,
-for which there is one in the workspace. dW is written once, without an accumulator; dX has one
-between the rounds.
+The forward pass leaves in dW as many columns of softmax numerators as fit, D / N of them, nearly
+all if N <= D, and those of one more block in the workspace. One pass makes G of them, in place:
+dX's first part, and the first slabs of dW. The rest of dW is still free: it takes the recomputed G
+of the next columns, with the workspace's block again, and so on. dW is written once, without an
+accumulator; dX has one between its parts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flce_tune.kernels.numerators import Blocks, padded, primitives_of
 from flce_tune.kernels.problem import Device, Problem
 from flce_tune.kernels.products import Sum
 from flce_tune.kernels.strategies import common, stored
-from flce_tune.kernels.strategies.labels import Labels, LabelShare
+from flce_tune.kernels.strategies.labels import Labels, first_references
 from flce_tune.kernels.strategies.peers import Alone, Meeting, Peers
 from flce_tune.kernels.strategies.recompute import Recompute
 from flce_tune.kernels.values import Gradients, Inputs, LossSpec, Statistics, Wanted
@@ -37,7 +37,8 @@ class Overlay(Recompute):
             return f"overlay has no chunk, got {config.chunk}"
         if reason := stored.reject_problem(config, problem, device):
             return reason
-        summed = len(list(_rounds(problem.tokens, problem.hidden, problem.vocab, config))) > 1
+        rounds = _rounds(problem.tokens, problem.hidden, problem.vocab, config)
+        summed = _parts(list(rounds)) > 1
         return common.reject_gemms(config, problem, device, accumulated="dx" if summed else "")
 
     def space(self, problem: Problem, device: Device) -> Iterator[Config]:
@@ -60,25 +61,25 @@ class Overlay(Recompute):
         )
 
     def workspace(self, config: Config, problem: Problem) -> int:
-        """The forward's tile sums, or scaled x or a block, and dX's sums."""
+        """A block, and the forward's tile sums or dX's."""
         if not stored.in_one_pass(problem):
             return super().workspace(config, problem)
         n, hidden, vocab = problem.tokens, problem.hidden, problem.vocab
         rounds = list(_rounds(n, hidden, vocab, config))
-        elements = _buffer_elements(n, hidden, rounds, stored.slab_of(config, vocab))
-        backward = elements * problem.itemsize
-        backward += common.partial_sum_bytes(config, problem, n)
-        if len(rounds) > 1 or config.dx is None:
+        block = _buffer_elements(n, rounds, stored.slab_of(config, vocab)) * problem.itemsize
+        backward = common.partial_sum_bytes(config, problem, n)
+        if _parts(rounds) > 1 or config.dx is None:
             backward += common.accumulator_bytes(config, problem, n)
-        return max(stored.forward_bytes(config, problem, n), backward)
+        return block + max(stored.forward_bytes(config, problem, n), backward)
 
     def products(self, config: Config, problem: Problem) -> float:
-        """As ``recompute``, but for the columns that dW's storage holds at first."""
+        """As ``recompute``, but for the columns whose numerators are held at first."""
         if not stored.in_one_pass(problem) or config.slab is None:
             return super().products(config, problem)
         vocab = problem.vocab
         first = next(_rounds(problem.tokens, problem.hidden, vocab, config))
-        return 4.0 - min(1.0, first.blocks * stored.slab_of(config, vocab) / vocab)
+        held = first.blocks + first.one_more
+        return 4.0 - min(1.0, held * stored.slab_of(config, vocab) / vocab)
 
     def train(
         self,
@@ -98,51 +99,44 @@ class Overlay(Recompute):
         rounds = list(_rounds(n, hidden, vocab, config))
         out = weight.new_empty(vocab, hidden)
         home = stored.Home.of(out, x)
-        first = home.blocks(n, 0, slab, rounds[0].blocks) if rounds[0].blocks else None
-        kept = [] if first is None else [first]
-        known = Labels.of(inputs, loss, config, others=peers.others)
-        local, totals = stored.forward(inputs, row_weight, loss, kept, config, known)
+        buffer = x.new_empty(_buffer_elements(n, rounds, slab) // slab, slab)
+        known = Labels(*first_references(inputs, loss, others=peers.others))
+        first, _ = rounds[0].place(home, buffer, n, slab)
+        local, totals = stored.forward(inputs, row_weight, loss, first, config, known)
         gradient = peers.exchange(everything, local)()
 
-        buffer = x.new_empty(_buffer_elements(n, hidden, rounds, slab))
         dx = db = given = None
         if wanted.dx:
             hidden_sum = peers.hidden_sum(x, x.dtype)
-            dx = Sum(
-                hidden_sum.partial, len(rounds), config.accumulator, config.dx, "v",
-                scaled=first is not None,
-            )  # fmt: skip
+            dx = Sum(hidden_sum.partial, _parts(rounds), config.accumulator, config.dx, "v")
         if wanted.db:
             db = weight.new_zeros(vocab, dtype=losses.statistics_dtype(x.dtype))
         for step in rounds:
-            blocks, groups = step.place(home, buffer, n, slab)
-            rows, factor, labels = x, None, LabelShare(None, None)
-            if first is not None and step.start == 0:
+            held, groups = step.place(home, buffer, n, slab)
+            if step is rounds[0]:
                 found = primitives.factors(
-                    inputs, totals, local, gradient.statistics, gradient.given, row_weight, loss,
-                    known.order,
-                )  # fmt: skip
-                if db is not None:
-                    stored.add_bias_gradient(db, [blocks], inputs.target, found)
-                labels = LabelShare.place(inputs, known, x, found, [blocks], config)
-                rows, factor = buffer[: n * hidden].view(n, hidden), found.row
-                primitives.scaled_rows(x, factor, rows)
+                    inputs, totals, local, gradient.statistics, gradient.given, row_weight, loss
+                )
+                for blocks in held:
+                    primitives.scale_blocks(blocks, found.row)
+                    primitives.set_labels(blocks, inputs.target, found.label)
             else:
                 given = given or gradient.coefficients(inputs, row_weight, loss)
-                primitives.gradients(
-                    inputs, blocks, gradient.statistics, given, loss, config.logits
-                )
-                if db is not None:
-                    stored.add_bias_gradient(db, [blocks], inputs.target, None)
+                for blocks in held:
+                    primitives.gradients(
+                        inputs, blocks, gradient.statistics, given, loss, config.logits
+                    )
+            if db is not None:
+                stored.add_bias_gradient(db, held, inputs.target, None)
             if dx is not None:
-                dx.add_blocks([blocks], weight, factor, labels.dx)
+                dx.add_blocks(held, weight, None, None)
                 if step is rounds[-1]:
                     dx.result()
                     hidden_sum.ready(everything)
             Sum(
                 out, 1, "weight_dtype", config.dw, "n",
                 yielding=peers.others and step is rounds[-1],
-            ).add_transposed(groups, rows, labels.dw)  # fmt: skip
+            ).add_transposed(groups, x, None)  # fmt: skip
         return gradient.merged, Gradients(
             None if dx is None else hidden_sum.result(),
             out,
@@ -160,31 +154,41 @@ class Round:
     """Some columns whose blocks are held at once."""
 
     start: int  # first column
-    blocks: int  # in dW; 0: one block in the workspace
+    blocks: int  # in dW
+    one_more: bool  # whether there are columns for the workspace's block
 
     def place(
         self, dw: stored.Home, buffer: Tensor, tokens: int, slab: int
-    ) -> tuple[Blocks, list[Blocks]]:
+    ) -> tuple[list[Blocks], list[Blocks]]:
         """The blocks, and how they may be turned into dW."""
+        held: list[Blocks] = []
+        groups: list[Blocks] = []
         if self.blocks:
-            blocks = dw.blocks(tokens, self.start, slab, self.blocks)
-            return blocks, list(dw.groups(blocks))
-        data = buffer[: padded(tokens) * slab].view(-1, slab)
-        blocks = Blocks(data, tokens, slice(self.start, min(self.start + slab, dw.columns)))
-        return blocks, [blocks]
+            held.append(dw.blocks(tokens, self.start, slab, self.blocks))
+            groups.extend(dw.groups(held[0]))
+        if self.one_more:
+            first = self.start + self.blocks * slab
+            held.append(Blocks(buffer, tokens, slice(first, min(first + slab, dw.columns))))
+            groups.append(held[-1])
+        return held, groups
 
 
 def _rounds(tokens: int, hidden: int, vocab: int, config: Config) -> Iterator[Round]:
     """Cut the vocabulary into rounds."""
     slab, start = stored.slab_of(config, vocab), 0
     while start < vocab:
-        step = Round(start, stored.capacity(tokens, hidden, vocab, start, slab))
-        yield step
-        start += slab * max(step.blocks, 1)
+        blocks = stored.capacity(tokens, hidden, vocab, start, slab)
+        blocks = min(blocks, -(-(vocab - start) // slab))
+        one_more = start + blocks * slab < vocab
+        yield Round(start, blocks, one_more)
+        start += slab * (blocks + one_more)
 
 
-def _buffer_elements(tokens: int, hidden: int, rounds: Sequence[Round], slab: int) -> int:
-    """Elements of the workspace: scaled x for the first round, a block for the last ones."""
-    scaled = tokens * hidden if rounds[0].blocks else 0
-    block = padded(tokens) * slab if not rounds[-1].blocks else 0
-    return max(scaled, block)
+def _parts(rounds: Sequence[Round]) -> int:
+    """Of how many products dX is the sum."""
+    return sum((step.blocks > 0) + step.one_more for step in rounds)
+
+
+def _buffer_elements(tokens: int, rounds: Sequence[Round], slab: int) -> int:
+    """Elements of the workspace's block, if there is one."""
+    return padded(tokens) * slab if rounds[0].one_more else 0

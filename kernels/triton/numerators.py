@@ -25,9 +25,12 @@ from flce_tune.kernels.triton.arguments import (
     logits_grid,
     loss_scalars,
     merge_blocks,
-    next_power_of_2,
     tile_arguments,
 )
+from flce_tune.kernels.triton.blocks import align as align
+from flce_tune.kernels.triton.blocks import scale_blocks as scale_blocks
+from flce_tune.kernels.triton.blocks import scaled_rows as scaled_rows
+from flce_tune.kernels.triton.blocks import set_labels as set_labels
 from flce_tune.kernels.triton.factors import factors as factors
 from flce_tune.kernels.triton.labels import target_gradients, target_logits
 from flce_tune.kernels.triton.logits import tile_logits, tile_position, with_bias
@@ -40,7 +43,6 @@ BITS = tl.constexpr(HEADROOM)
 BOTTOM = tl.constexpr(LOWEST)
 HIGH = tl.constexpr(LN2_HIGH)
 LOW = tl.constexpr(LN2_LOW)
-LABEL_ROWS = 128
 
 
 @relaunched
@@ -130,85 +132,6 @@ def merge_kernel(
     tl.store(lse_low_ptr + rows, low, mask=rows < n)
 
 
-@relaunched
-@triton.jit
-def align_kernel(
-    e_ptr,  # numerators of the first row, block after block
-    tile_reference_ptr,  # [tiles, n]
-    reference_ptr,  # [n]
-    row_weight_ptr,  # [n]
-    n,
-    tiles,
-    block_rows,
-    SLAB: tl.constexpr,
-    V_BLOCK: tl.constexpr,
-    TILES: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    if tl.load(row_weight_ptr + row) == 0:
-        return
-    reference = tl.load(reference_ptr + row)
-    for start in range(0, tiles, TILES):
-        lanes = start + tl.arange(0, TILES)
-        of_tiles = tl.load(
-            tile_reference_ptr + lanes.to(tl.int64) * n + row, mask=lanes < tiles, other=reference
-        )
-        if tl.min(of_tiles, axis=0) != reference:
-            for tile in range(start, min(start + TILES, tiles)):
-                share = tl.exp2(
-                    tl.load(tile_reference_ptr + tile * n.to(tl.int64) + row) - reference
-                )
-                if share != 1.0:
-                    column = tile * V_BLOCK
-                    block = (column // SLAB).to(tl.int64)
-                    places = e_ptr + (block * block_rows + row) * SLAB + column % SLAB
-                    places += tl.arange(0, V_BLOCK)
-                    e = tl.load(places).to(tl.float32) * share
-                    tl.store(places, e.to(e_ptr.dtype.element_ty))
-
-
-@relaunched
-@triton.jit
-def set_labels_kernel(
-    e_ptr,  # numerators, block after block
-    target_ptr,  # [n]
-    value_ptr,  # [n], or None for zeros
-    n,
-    first_column,
-    width,
-    block_rows,
-    SLAB: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    target = tl.load(target_ptr + rows, mask=rows < n, other=-1)
-    column = target - first_column
-    here = (column >= 0) & (column < width) & (rows < n)
-    value = tl.zeros([ROWS], tl.float32)
-    if value_ptr is not None:
-        value = tl.load(value_ptr + rows, mask=here, other=0.0)
-    places = (column // SLAB * block_rows + rows) * SLAB + column % SLAB
-    tl.store(e_ptr + places, value.to(e_ptr.dtype.element_ty), mask=here)
-
-
-@relaunched
-@triton.jit
-def scaled_rows_kernel(
-    x_ptr,  # [n, D]
-    x_stride,
-    factor_ptr,  # [n]
-    out_ptr,  # [n, D]
-    out_stride,
-    hidden,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + row * x_stride + d, mask=d < hidden, other=0.0).to(tl.float32)
-    y = (x * tl.load(factor_ptr + row)).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * out_stride + d, y, mask=d < hidden)
-
-
 # Launchers, with the signatures of the primitives in ``kernels.numerators``
 
 
@@ -294,39 +217,3 @@ def gradients(
     )
     for columns, g in blocks.parts():
         target_gradients(inputs, columns.start, statistics, given, loss, g)
-
-
-def scaled_rows(x: Tensor, factor: Tensor, out: Tensor) -> None:
-    """out = diag(factor)·x, rounded once."""
-    n, hidden = x.shape
-    block = min(2048, next_power_of_2(hidden))
-    scaled_rows_kernel[(n, cdiv(hidden, block))](
-        x, x.stride(0), factor, out, out.stride(0), hidden, BLOCK=block, num_warps=4
-    )
-
-
-def align(
-    blocks: Blocks,
-    rows: slice,
-    tile_reference: Tensor,
-    reference: Tensor,
-    row_weight: Tensor,
-    tile: Tile | None,
-) -> None:
-    """Bring tiles that took their own reference to their row's, exactly."""
-    assert tile is not None, "numerators on a GPU need a tile"
-    tiles, n = tile_reference.shape
-    align_kernel[(n,)](
-        blocks.after(rows.start), tile_reference, reference, row_weight, n, tiles,
-        blocks.padded_rows, SLAB=blocks.slab, V_BLOCK=tile.v_block, TILES=128,
-    )  # fmt: skip
-
-
-def set_labels(blocks: Blocks, target: Tensor, value: Tensor | None) -> None:
-    """Write E at the labels."""
-    n = len(target)
-    first, end = blocks.columns.start, blocks.columns.stop
-    set_labels_kernel[(cdiv(n, LABEL_ROWS),)](
-        blocks.data, target, value, n, first, end - first, blocks.padded_rows,
-        SLAB=blocks.slab, ROWS=LABEL_ROWS,
-    )  # fmt: skip
