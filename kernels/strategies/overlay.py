@@ -46,7 +46,7 @@ class Overlay(Recompute):
         usual = self.default(problem, device)
         if problem.mode != "train" or stored.reject_problem(usual, problem, device):
             return
-        for slab in sorted({*stored.SLABS, usual.slab or 0}):
+        for slab in sorted({*stored.fitted_slabs(problem, device), usual.slab or 0}):
             choose = common.gemm_variations if slab == usual.slab else common.gemm_bases
             for accumulator in common.accumulators(problem, "dx"):
                 for products in choose(problem, device, "dx", accumulator):

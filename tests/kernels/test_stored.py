@@ -1,6 +1,7 @@
 """``overlay`` and ``factored``: numerators in dW's storage, against plain torch."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -152,3 +153,17 @@ def test_the_first_chunk_is_longer_than_the_workspace_has_room_for():
     assert (first, second, none) == (slice(0, 10752), slice(10752, 16384), ())
     held = (-(-128256 // 3072) - sum(counts)) * first.stop
     assert held <= -(-128256 // 3072) * 5888
+
+
+def test_fitted_slabs_fill_whole_waves_of_dw():
+    gpu = Device("cuda", "any", (9, 0), 132, 232448, 1 << 37)
+    for hidden, across in ((1024, 4), (2304, 9), (4096, 16)):
+        for slab in stored.fitted_slabs(Problem(8192, hidden, 256000), gpu):
+            waves = slab // 128 * across / 132
+            assert waves == pytest.approx(math.ceil(waves), rel=0.06)
+    assert stored.fitted_slabs(Problem(8192, 1 << 20, 256000), gpu) == stored.SLABS
+    assert stored.fitted_slabs(Problem(64, 64, 1000), gpu) == (stored.whole_slab(1000),)
+    assert (
+        stored.fitted_slabs(Problem(64, 64, 256), Device("cpu", "any", (0, 0), 8, 0, 1 << 34))
+        == stored.SLABS
+    )
