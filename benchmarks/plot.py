@@ -38,6 +38,9 @@ FLOOR_TICKS = (0.5, 0.7, 0.8, 0.9, 1, 1.05, 1.1, 1.2, 1.3, 1.5, 2, 3, 4, 6, 10, 
 
 Row = dict[str, Any]
 
+FASTER = 0.997
+"""A point that takes more memory is drawn if it takes this much of the time, or less."""
+
 
 def drawable(result: dict[str, Any]) -> list[Row]:
     """The rows that have both a time and a peak."""
@@ -73,10 +76,10 @@ def series_of(row: Row) -> str:
 
 
 def pareto(rows: Sequence[Row]) -> list[Row]:
-    """The rows no other row beats in both memory and time, by memory."""
+    """The rows no other row beats in both memory and time, by memory; but for hardly faster ones."""
     front: list[Row] = []
     for row in sorted(rows, key=lambda row: (row["extra_bytes"], row["times_floor"])):
-        if not front or row["times_floor"] < front[-1]["times_floor"]:
+        if not front or row["times_floor"] < FASTER * front[-1]["times_floor"]:
             front.append(row)
     return front
 
