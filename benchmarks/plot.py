@@ -76,7 +76,7 @@ def series_of(row: Row) -> str:
 
 
 def pareto(rows: Sequence[Row]) -> list[Row]:
-    """The rows no other row beats in both memory and time, by memory; but for hardly faster ones."""
+    """The rows no other beats in both memory and time, by memory, but for hardly faster ones."""
     front: list[Row] = []
     for row in sorted(rows, key=lambda row: (row["extra_bytes"], row["times_floor"])):
         if not front or row["times_floor"] < FASTER * front[-1]["times_floor"]:
