@@ -9,7 +9,8 @@ near t_iy, let
 Then G_ic = f_i·E_ic off the label, and f is applied to rows: of dX after E·W, of x before
 Eᵀ·(f·x). The label's entry G_iy joins both products by itself. The GEMM that makes the logits needs
 the exponentials for the lse anyway and stores them instead, so the pass over all logits that other
-strategies make (2 bytes read, 2 written each) falls away.
+strategies make (2 bytes read, 2 written each) falls away. ``overlay``, which keeps few numerators,
+has no room for f·x and makes G of them in place.
 
 Numerics: R comes from the label's logit, computed first. No row's largest exponent is below it, so
 nothing that counts underflows; a tile whose maximum is above R + HEADROOM (or whose row has no

@@ -1,4 +1,5 @@
-"""What ``overlay`` and ``factored`` know of labels before there are logits, and add of them apart.
+"""What ``overlay`` and ``factored`` know of labels before there are logits, and what ``factored``
+adds of them apart.
 
 All of it is worked out for all tokens at once, as a step of many chunks is bound by its launches.
 """
