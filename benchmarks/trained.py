@@ -44,6 +44,8 @@ def trained_inputs(arguments: argparse.Namespace, device: torch.device) -> Input
     dtype, copies = DTYPES[arguments.compute], arguments.repeat_hidden
     if arguments.states:
         inputs = unpack(arguments.states, dtype, device)
+        some = slice(arguments.tokens)
+        inputs = Inputs(inputs.x[some], inputs.weight, inputs.target[some])
     else:
         inputs = states(arguments, device)
     if arguments.save:
@@ -60,12 +62,13 @@ def trained_inputs(arguments: argparse.Namespace, device: torch.device) -> Input
 def states(arguments: argparse.Namespace, device: torch.device) -> Inputs:
     """Hidden states of a model over text, its head, and the labels."""
     model, tokenizer = load(arguments)
-    ids = batches(tokenizer, 1, -(-arguments.tokens // 512), 513)[0].to(device)
+    tokens = arguments.tokens or 4096
+    ids = batches(tokenizer, 1, -(-tokens // 512), 513)[0].to(device)
     model.to(device).eval()
     hidden = [model.model(part[:, :-1]).last_hidden_state for part in ids.split(4)]
-    x = torch.cat(hidden).flatten(0, 1)[: arguments.tokens]
+    x = torch.cat(hidden).flatten(0, 1)[:tokens]
     head = model.get_output_embeddings().weight
-    return Inputs(x, head, ids[:, 1:].flatten()[: arguments.tokens].clone())
+    return Inputs(x, head, ids[:, 1:].flatten()[:tokens].clone())
 
 
 def skipping(
@@ -155,7 +158,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     source.add_argument("--untrained", help="N,D,V of flat logits instead of a model's")
     source.add_argument("--states", type=Path, nargs="+", help="what --save wrote")
     add("--save", type=Path, help="folder to write the inputs to")
-    add("--tokens", type=int, default=4096)
+    add("--tokens", type=int, help="of the text (4096), or of --states (all of them)")
     add("--repeat-hidden", type=int, default=1, help="copies of the hidden size, side by side")
     add("--tolerances", default="1e-3,3e-4,1e-4,3e-5")
     add("--rounds", type=int, default=9)
