@@ -99,9 +99,10 @@ class _GivenLoss(torch.autograd.Function):
                 grad * weight, None, logits, target, class_weight, *saved, *ctx.scalars
             )
             return (None, None, None, None, gradient, *nothing)
-        over = may_overwrite(ctx)
-        out = logits.detach() if over else torch.empty(logits.shape, **_like(logits))
-        given = prepare_logits(logits.detach(), target, class_weight)
+        over, out = may_overwrite(ctx), logits.detach()
+        given = prepare_logits(out, target, class_weight)
+        if not over:
+            out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
         write_gradient(
             given, Statistics(*saved), weight, LossSpec(*ctx.scalars), out,
             upstream=grad.to(weight.dtype),
@@ -109,7 +110,3 @@ class _GivenLoss(torch.autograd.Function):
         if over:  # others that saved the logits must notice
             torch.autograd.graph.increment_version(out)
         return (None, None, None, None, out, *nothing)
-
-
-def _like(tensor: Tensor) -> dict[str, Any]:
-    return {"dtype": tensor.dtype, "device": tensor.device}
