@@ -4,6 +4,8 @@ import gc
 import importlib.util
 import itertools
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import quick_interpreter
@@ -14,6 +16,9 @@ if not torch.cuda.is_available():  # before anything imports Triton, which reads
     if importlib.util.find_spec("triton"):
         quick_interpreter.install()
 
+ROOT = Path(__file__).parents[1]
+# ``python -m pytest`` puts it there, and then ``kernels`` is a package that others may look for
+sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
 pytest_plugins = ["databases"]
 HOMES = itertools.count()
 
