@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from flce_tune.kernels import loss as losses
 from flce_tune.kernels.arguments import check_target_range, launching_on, prepare_logits
 from flce_tune.kernels.backends import backend_of
 from flce_tune.kernels.given_rows import (
@@ -21,7 +22,6 @@ from flce_tune.kernels.given_rows import (
     saved_tensors_are_packed,
     write_gradient,
 )
-from flce_tune.kernels.loss import statistics_dtype
 from flce_tune.kernels.reduction import LossOutputs, Reduction
 from flce_tune.kernels.values import LossSpec, Statistics, Wanted
 
@@ -34,7 +34,7 @@ def reduced(
     in_place: bool,
 ) -> Tensor | LossOutputs:
     """Return the loss, with the outputs asked for beside it."""
-    divisor = asked.given_divisor(statistics_dtype(logits.dtype))
+    divisor = asked.given_divisor(losses.statistics_dtype(logits.dtype))
     value, *statistics = _GivenLoss.apply(  # type: ignore[no-untyped-call]
         in_place, asked.kind, asked.token_weight, divisor, *arguments
     )
@@ -77,13 +77,7 @@ class _GivenLoss(torch.autograd.Function):
         )  # fmt: skip
         ctx.scalars = tuple(scalars)
         ctx.in_place = in_place and not saved_tensors_are_packed()
-        empty = rows.new_empty(0)
-        outputs = (
-            rows,
-            found.lse,
-            empty if found.mean_logit is None else found.lse - found.mean_logit,
-            empty.long() if found.prediction is None else found.prediction,
-        )
+        outputs = losses.per_token(rows, found)
         ctx.mark_non_differentiable(*outputs)
         return value, *outputs
 

@@ -23,7 +23,7 @@ from flce_tune.kernels.arguments import (
 from flce_tune.kernels.backends import backend_of, even_parts, has_kernels
 from flce_tune.kernels.scaling import graph_is_kept
 from flce_tune.kernels.strategies.common import coefficient_rows, concatenate
-from flce_tune.kernels.values import GivenLogits, LossSpec, Statistics, Wanted
+from flce_tune.kernels.values import Coefficients, GivenLogits, LossSpec, Statistics, Wanted
 
 PLAIN_BYTES = 48 << 20
 """Budget of plain torch's image of the logits in the statistics' dtype."""
@@ -58,10 +58,7 @@ def compute(
         given = prepare_logits(logits, target, class_weight)
         statistics = row_statistics(given, loss, wanted)
         return (
-            losses.row_losses(given, statistics, loss),
-            statistics.lse,
-            empty if statistics.mean_logit is None else statistics.lse - statistics.mean_logit,
-            empty.long() if statistics.prediction is None else statistics.prediction,
+            *losses.per_token(losses.row_losses(given, statistics, loss), statistics),
             statistics.lse_low,
             statistics.target_logit.masked_fill((target < 0) | (target >= given.vocab), 0.0),
         )
@@ -131,18 +128,9 @@ def compute_backward(
     loss = LossSpec(ignore_index, label_smoothing, softcap, logit_scale, z_loss)
     statistics = Statistics(lse, lse_low, target_logit)
     given = prepare_logits(logits, target, class_weight)
-    row_weight = upstream_of_rows(given, statistics, grad_loss, loss)
+    row_weight = losses.upstream_weights(target, lse, grad_loss, ignore_index)
     write_gradient(given, statistics, row_weight, loss, out, grad_lse=grad_lse)
     return out
-
-
-def upstream_of_rows(
-    given: GivenLogits, statistics: Statistics, grad_loss: Tensor | None, loss: LossSpec
-) -> Tensor:  # [N]
-    """The upstream gradient of each row's loss, 0 where the row does not count."""
-    lse = statistics.lse
-    upstream = torch.zeros_like(lse) if grad_loss is None else grad_loss.to(lse.dtype)
-    return torch.where(given.target == loss.ignore_index, 0.0, upstream)
 
 
 def write_gradient(
@@ -158,19 +146,29 @@ def write_gradient(
     """Write the gradient of the logits, in one read and one write."""
     if len(out) == 0:
         return
-    backend = backend_of(out)
     with launching_on(out.device):
-        coefficients = backend.coefficients(
+        coefficients = backend_of(out).coefficients(
             given, statistics, row_weight, loss, grad_lse, upstream=upstream
         )
-        for rows in row_steps(out):
-            part = given.rows(rows)
-            stats = Statistics(
-                statistics.lse[rows], statistics.lse_low[rows], statistics.target_logit[rows]
-            )
-            backend.gradient(
-                part.raw, part, stats, coefficient_rows(coefficients, rows), loss, out[rows]
-            )
+        write_rows(given, statistics, coefficients, loss, out)
+
+
+def write_rows(
+    given: GivenLogits,
+    statistics: Statistics,
+    coefficients: Coefficients,
+    loss: LossSpec,
+    out: Tensor,  # [N, V]; may be the logits themselves
+) -> None:
+    """Write the gradient that follows from given coefficients."""
+    for rows in row_steps(given.raw):
+        part = given.rows(rows)
+        stats = Statistics(
+            statistics.lse[rows], statistics.lse_low[rows], statistics.target_logit[rows]
+        )
+        backend_of(out).gradient(
+            part.raw, part, stats, coefficient_rows(coefficients, rows), loss, out[rows]
+        )
 
 
 given_row_loss_backward = torch.library.custom_op(
@@ -238,7 +236,7 @@ class EagerGivenRowLoss(torch.autograd.Function):
         logits, target, class_weight, *saved = ctx.saved_tensors
         out, statistics, loss = logits.detach(), Statistics(*saved), LossSpec(*ctx.scalars)
         given = prepare_logits(out, target, class_weight)
-        row_weight = upstream_of_rows(given, statistics, grad_loss, loss)
+        row_weight = losses.upstream_weights(target, statistics.lse, grad_loss, loss.ignore_index)
         write_gradient(given, statistics, row_weight, loss, out, grad_lse=grad_lse)
         torch.autograd.graph.increment_version(out)  # others that saved the logits must notice
         return (None, out, *(None,) * 10)

@@ -84,6 +84,29 @@ def row_losses(
     return torch.where(labels.target == loss.ignore_index, 0.0, row)
 
 
+def per_token(rows: Tensor, statistics: Statistics) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """token_loss, lse, entropy, prediction; the last two empty where not wanted."""
+    empty = rows.new_empty(0)
+    lse, mean_logit, prediction = statistics.lse, statistics.mean_logit, statistics.prediction
+    return (
+        rows,
+        lse,
+        empty if mean_logit is None else lse - mean_logit,
+        empty.long() if prediction is None else prediction,
+    )
+
+
+def upstream_weights(
+    target: Tensor,  # [N]
+    lse: Tensor,  # [N]
+    grad_loss: Tensor | None,  # [N]; None: zeros
+    ignore_index: int,
+) -> Tensor:  # [N]
+    """The upstream gradient r of each row's loss, 0 where the row does not count."""
+    upstream = torch.zeros_like(lse) if grad_loss is None else grad_loss.to(lse.dtype)
+    return torch.where(target == ignore_index, 0.0, upstream)
+
+
 def weight_total(labels: Labels) -> Tensor | int:
     """W1 = Σ_c w_c, which is V without class weights."""
     return labels.vocab if labels.class_weight is None else labels.class_weight.sum()

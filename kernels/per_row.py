@@ -151,8 +151,7 @@ def compute_backward(
         )
     with launching_on(x.device):
         inputs = prepare(x, weight, target, bias, class_weight)
-        upstream = torch.zeros_like(lse) if grad_loss is None else grad_loss.to(lse.dtype)
-        row_weight = torch.where(target == ignore_index, 0.0, upstream)
+        row_weight = losses.upstream_weights(target, lse, grad_loss, ignore_index)
         statistics = Statistics(
             lse=lse,
             lse_low=lse_low,

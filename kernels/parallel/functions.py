@@ -62,7 +62,7 @@ class ReducedLoss(torch.autograd.Function):
             value, rows = backend.total_loss(job.labels, statistics, job.loss, weights)
         ctx.wanted, ctx.dtype, ctx.grad_weight_out = wanted, x.dtype, job.grad_weight_out
         ctx.save_for_backward(weights.left, gradients.dx, gradients.dw, gradients.db)
-        outputs = per_token(rows, statistics)
+        outputs = losses.per_token(rows, statistics)
         ctx.mark_non_differentiable(*outputs)
         return (value, *outputs)
 
@@ -102,7 +102,7 @@ class RowLoss(torch.autograd.Function):
                 config = job.choose(inputs, wanted, per_token=True)
                 statistics = job.evaluate(inputs, wanted, config)
             rows = losses.row_losses(job.labels, statistics, job.loss)
-        outputs = per_token(rows, statistics)
+        outputs = losses.per_token(rows, statistics)
         ctx.mark_non_differentiable(outputs[-1])
         ctx.job = job
         ctx.save_for_backward(
@@ -125,11 +125,12 @@ class RowLoss(torch.autograd.Function):
                 gradients = no_gradients(x, inputs.weight, wanted)
             else:
                 statistics = Statistics(lse, lse_low, target_logit, mean_logit=mean_logit)
-                upstream = torch.zeros_like(lse) if grad_loss is None else grad_loss.to(lse.dtype)
-                counted = job.labels.target != job.loss.ignore_index
+                row_weight = losses.upstream_weights(
+                    job.labels.target, lse, grad_loss, job.loss.ignore_index
+                )
                 given = backend_of(lse).coefficients(
-                    job.labels, statistics, torch.where(counted, upstream, 0.0), job.loss,
-                    grad_lse, None if mean_logit is None else grad_entropy,
+                    job.labels, statistics, row_weight, job.loss, grad_lse,
+                    None if mean_logit is None else grad_entropy,
                 )  # fmt: skip
                 local = job.shard.gradient_inputs(job.labels, statistics, given, job.loss)
                 config = job.choose(inputs, wanted, per_token=True)
@@ -146,15 +147,3 @@ class RowLoss(torch.autograd.Function):
 
 reduced_loss: Callable[..., tuple[Tensor, ...]] = ReducedLoss.apply
 row_loss: Callable[..., tuple[Tensor, ...]] = RowLoss.apply
-
-
-def per_token(rows: Tensor, statistics: Statistics) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """token_loss, lse, entropy, prediction; the last two empty where not wanted."""
-    empty = rows.new_empty(0)
-    lse, mean_logit, prediction = statistics.lse, statistics.mean_logit, statistics.prediction
-    return (
-        rows,
-        lse,
-        empty if mean_logit is None else lse - mean_logit,
-        empty.long() if prediction is None else prediction,
-    )

@@ -16,12 +16,14 @@ from torch.autograd.function import once_differentiable
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels.arguments import launching_on, prepare_logits
 from flce_tune.kernels.backends import backend_of
-from flce_tune.kernels.given_rows import row_steps, saved_tensors_are_packed
-from flce_tune.kernels.parallel.functions import per_token
+from flce_tune.kernels.given_rows import (
+    may_overwrite,
+    row_statistics,
+    saved_tensors_are_packed,
+    write_rows,
+)
 from flce_tune.kernels.parallel.merge import merge, nothing, stored_logits
 from flce_tune.kernels.parallel.shard import GlobalLabels, Shard
-from flce_tune.kernels.scaling import graph_is_kept
-from flce_tune.kernels.strategies.common import coefficient_rows, concatenate
 from flce_tune.kernels.values import Coefficients, GivenLogits, LossSpec, Statistics, Wanted
 
 
@@ -50,7 +52,7 @@ class GivenRowLoss(torch.autograd.Function):
         ctx.call = shard, labels, loss
         ctx.in_place = in_place and not saved_tensors_are_packed()
         ctx.save_for_backward(logits, merged.lse, merged.lse_low, merged.target_logit)
-        outputs = per_token(rows, merged)
+        outputs = losses.per_token(rows, merged)
         ctx.mark_non_differentiable(*outputs[2:])
         return outputs
 
@@ -62,11 +64,10 @@ class GivenRowLoss(torch.autograd.Function):
         """Turn the logits into their gradient, over themselves where nobody reads them again."""
         shard, labels, loss = ctx.call
         logits, lse, lse_low, target_logit = ctx.saved_tensors
-        over = ctx.in_place and not graph_is_kept()
+        over = may_overwrite(ctx)
         out = logits.detach() if over else torch.empty_like(logits)
         with launching_on(out.device):
-            upstream = torch.zeros_like(lse) if grad_loss is None else grad_loss.to(lse.dtype)
-            row_weight = torch.where(labels.target == loss.ignore_index, 0.0, upstream)
+            row_weight = losses.upstream_weights(labels.target, lse, grad_loss, loss.ignore_index)
             merged = Statistics(lse, lse_low, target_logit)
             coefficients = backend_of(lse).coefficients(labels, merged, row_weight, loss, grad_lse)
             stats, local = shard.gradient_inputs(labels, merged, coefficients, loss)
@@ -88,9 +89,7 @@ def _prepare(shard: Shard, labels: GlobalLabels, logits: Tensor) -> GivenLogits:
 def _statistics(given: GivenLogits, loss: LossSpec, wanted: Wanted) -> Statistics:
     if given.raw.numel() == 0:
         return nothing(len(given.raw), given.raw, loss, wanted)
-    backend = backend_of(given.raw)
-    parts = [given.rows(rows) for rows in row_steps(given.raw)]
-    return concatenate([backend.statistics(p.raw, p, loss, wanted) for p in parts])
+    return row_statistics(given, loss, wanted)
 
 
 def _write_gradient(
@@ -98,11 +97,5 @@ def _write_gradient(
 ) -> None:
     width = given.raw.shape[1]
     out[:, width:] = 0
-    if given.raw.numel() == 0:
-        return
-    for rows in row_steps(given.raw):
-        part = given.rows(rows)
-        taken = Statistics(stats.lse[rows], stats.lse_low[rows], stats.target_logit[rows])
-        backend_of(out).gradient(
-            part.raw, part, taken, coefficient_rows(local, rows), loss, out[rows, :width]
-        )
+    if given.raw.numel() > 0:
+        write_rows(given, stats, local, loss, out[:, :width])

@@ -109,7 +109,7 @@ class LabelShare:
         labels: Labels,  # of the same tokens
         x: Tensor,  # [N, D], of all tokens
         found: Factors,
-        blocks: Sequence[Blocks],  # whose columns' labels are meant
+        blocks: Sequence[Blocks],  # of the whole vocabulary
         config: Config,
     ) -> LabelShare:
         """Write E at the labels, and prepare what is added apart."""
@@ -123,10 +123,7 @@ class LabelShare:
         column, ascending, order = labels.column, labels.ascending, labels.order
         assert column is not None
         assert order is not None
-        value, end = found.label, blocks[-1].columns.stop
-        if end < inputs.vocab:
-            value = torch.where(target < end, value, 0.0)
         return cls(
-            Entries(None, column, value, inputs.weight, len(target), config.dx.n_block),
+            Entries(None, column, found.label, inputs.weight, len(target), config.dx.n_block),
             Entries(ascending, order, found.ordered, x, inputs.vocab, config.dw.v_block),
         )

@@ -129,14 +129,14 @@ class Overlay(Recompute):
             if db is not None:
                 stored.add_bias_gradient(db, held, inputs.target, None)
             if dx is not None:
-                dx.add_blocks(held, weight, None, None)
+                dx.add_blocks(held, weight)
                 if step is rounds[-1]:
                     dx.result()
                     hidden_sum.ready(everything)
             Sum(
                 out, 1, "weight_dtype", config.dw, "n",
                 yielding=peers.others and step is rounds[-1],
-            ).add_transposed(groups, x, None)  # fmt: skip
+            ).add_transposed(groups, x)  # fmt: skip
         return gradient.merged, Gradients(
             None if dx is None else hidden_sum.result(),
             out,

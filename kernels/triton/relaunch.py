@@ -66,8 +66,6 @@ def kinds_of(arguments: Sequence[Any]) -> list[Any]:
         elif isinstance(argument, Tensor):
             add(argument.dtype)
             add(argument.data_ptr() % 16 == 0)
-        elif kind is tuple:
-            add(tuple(kinds_of(argument)))
         elif hasattr(argument, "block_shape"):
             add((kind, argument.base.dtype, *argument.block_shape, getattr(argument, "layout", 0)))
         else:
