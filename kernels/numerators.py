@@ -156,6 +156,13 @@ class Entries:
         ).clamp_(max=self.extent)
         return torch.searchsorted(row, bounds, out_int32=True)
 
+    @functools.cached_property
+    def carried(self) -> Tensor | None:  # [stretches, D] float32
+        """What each stretch of them adds to a row that begins before it; None if they are few."""
+        from flce_tune.kernels.triton.carried import launch_carried
+
+        return launch_carried(self)
+
     @classmethod
     def of_dx(cls, value: Tensor, target: Tensor, weight: Tensor, block: int) -> Entries:
         """Label gradients [n] times the labels' rows of W [V, D]: one entry for each row."""

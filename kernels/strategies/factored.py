@@ -19,7 +19,7 @@ from torch import Tensor
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels.backends import even_parts
 from flce_tune.kernels.config import Accumulator, Config
-from flce_tune.kernels.label_sums import label_sum_bytes
+from flce_tune.kernels.label_sums import carried_bytes, label_sum_bytes
 from flce_tune.kernels.numerators import (
     ROW_MULTIPLE,
     Blocks,
@@ -98,8 +98,9 @@ class Factored(Recompute):
         of_dw = rows * hidden * problem.itemsize
         if len(chunks) > 1:
             total += common.accumulator_bytes(config, problem, vocab)
-        elif config.dw is not None and config.dw.schedule != "compiler":
-            of_dw += label_sum_bytes(rows, vocab, hidden, slab)
+        if config.dw is not None and config.dw.schedule != "compiler":
+            of_dw += carried_bytes(rows, hidden)
+            of_dw += label_sum_bytes(rows, vocab, hidden, slab) if len(chunks) == 1 else 0
         total += max(stored.forward_bytes(config, problem, rows), of_dw, sums)
         return total
 

@@ -4,9 +4,9 @@ They join a kept sum, or are kept by themselves in float32, for a product writte
 entry a row (see ``kernels.label_sums``).
 
 Algorithm: entries are sorted by row. Programs for entries and blocks of columns; the one of a row's
-first entry adds up all of them in float32, ENTRIES and then MANY at a time (a tenth of all tokens
-may have one label), and writes the row; the others have nothing to do. So each row is written once,
-without atomics, and the order of its sum is fixed.
+first entry adds up all of them in float32, ENTRIES and then MANY at a time, and writes the row; the
+others have nothing to do. So each row is written once, without atomics, and the order of its sum is
+fixed. A row of many entries is cut into stretches, whose sums are worked out first (``carried``).
 By themselves, sums are kept for a group of rows at a time: its programs go through its entries
 alone, which the offsets delimit, so that many groups do not look at all of them each.
 
@@ -24,15 +24,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flce_tune.kernels.label_sums import STRETCH
 from flce_tune.kernels.numerators import Entries
 from flce_tune.kernels.triton.arguments import cdiv, next_power_of_2
+from flce_tune.kernels.triton.carried import COLUMNS, MANY, WARPS, total_of_some
 from flce_tune.kernels.triton.product import narrow, widen
 from flce_tune.kernels.triton.relaunch import relaunched
 
-COLUMNS = 256
 ENTRIES = 8
-MANY = 32
-WARPS = 1
 PROGRAMS = 2048
 """That go through a group's entries, for each block of columns."""
 
@@ -47,38 +46,28 @@ class RowEntries(NamedTuple):
 
 @triton.jit
 def total_of_row(
-    entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride,
-    ENTRIES: tl.constexpr, MANY: tl.constexpr,
+    entry, row, row_ptr, source_ptr, value_ptr, b_ptr, carried_ptr, columns, count, n, b_stride,
+    STRETCH: tl.constexpr, ENTRIES: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
     """Add up the entries of a row, of which this is the first, in some columns."""
+    end = count
+    if STRETCH > 0:
+        end = tl.minimum(entry // STRETCH * STRETCH + STRETCH, count)
     total = total_of_some(
-        entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride, ENTRIES
+        entry, end, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, n, b_stride, ENTRIES
     )
     entry += ENTRIES
-    while tl.load(row_ptr + entry, mask=entry < count, other=-1) == row:
+    while tl.load(row_ptr + entry, mask=entry < end, other=-1) == row:
         total += total_of_some(
-            entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride, MANY
+            entry, end, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, n, b_stride, MANY
         )
         entry += MANY
+    if STRETCH > 0:
+        while tl.load(row_ptr + end, mask=end < count, other=-1) == row:
+            carried = carried_ptr + (end // STRETCH).to(tl.int64) * n + columns
+            total += tl.load(carried, mask=columns < n, other=0.0)
+            end += STRETCH
     return total
-
-
-@triton.jit
-def total_of_some(
-    entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride,
-    ENTRIES: tl.constexpr,
-):  # fmt: skip
-    """Add up the next entries, as far as they are of the row."""
-    some = entry + tl.arange(0, ENTRIES)
-    here = tl.load(row_ptr + some, mask=some < count, other=-1) == row
-    value = tl.load(value_ptr + some, mask=here, other=0.0)
-    source = tl.load(source_ptr + some, mask=here, other=0).to(tl.int64)
-    b = tl.load(
-        b_ptr + source[:, None] * b_stride + columns[None, :],
-        mask=(here & (value != 0.0))[:, None] & (columns < n)[None, :],
-        other=0.0,
-    )
-    return tl.sum(value[:, None] * b.to(tl.float32), axis=0)
 
 
 @relaunched
@@ -88,6 +77,7 @@ def entries_kernel(
     source_ptr,  # [count] row of B
     value_ptr,  # [count] float32
     b_ptr,  # [., n]
+    carried_ptr,  # [stretches, n] float32, or None
     out_ptr,  # [end - first, n]
     extra_ptr,  # uint8 beside it, or unused
     first,  # the rows of entries that are the output's
@@ -99,6 +89,7 @@ def entries_kernel(
     extra_stride,
     SPLIT: tl.constexpr,
     COLUMNS: tl.constexpr,
+    STRETCH: tl.constexpr,  # entries; 0: all are one stretch
     ENTRIES: tl.constexpr,
     MANY: tl.constexpr,
 ):
@@ -110,8 +101,8 @@ def entries_kernel(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     ok = columns < n
     total = total_of_row(
-        entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride, ENTRIES,
-        MANY,
+        entry, row, row_ptr, source_ptr, value_ptr, b_ptr, carried_ptr, columns, count, n, b_stride,
+        STRETCH, ENTRIES, MANY,
     )  # fmt: skip
     place = (row - first).to(tl.int64)
     out = out_ptr + place * out_stride + columns
@@ -134,6 +125,7 @@ def label_sums_kernel(
     source_ptr,  # [count] row of B
     value_ptr,  # [count] float32
     b_ptr,  # [., n]
+    carried_ptr,  # [stretches, n] float32, or None
     place_ptr,  # [m] int64, of the output's rows with entries: their row of sums
     has_ptr,  # [m] float32, 1 for these rows
     sum_ptr,  # [., n] float32
@@ -145,6 +137,7 @@ def label_sums_kernel(
     b_stride,
     BY_ENTRY: tl.constexpr,  # a row of sums for each entry, not for each row of the output
     COLUMNS: tl.constexpr,
+    STRETCH: tl.constexpr,
     ENTRIES: tl.constexpr,
     MANY: tl.constexpr,
 ):
@@ -156,8 +149,8 @@ def label_sums_kernel(
         before = tl.load(row_ptr + entry - 1, mask=entry > 0, other=-1)
         if row != before:
             total = total_of_row(
-                entry, row, row_ptr, source_ptr, value_ptr, b_ptr, columns, count, n, b_stride,
-                ENTRIES, MANY,
+                entry, row, row_ptr, source_ptr, value_ptr, b_ptr, carried_ptr, columns, count, n,
+                b_stride, STRETCH, ENTRIES, MANY,
             )  # fmt: skip
             place = row - first
             if BY_ENTRY:
@@ -186,6 +179,7 @@ def launch_label_sums(
         entries.source,
         entries.value,
         entries.rows,
+        entries.carried,
         place,
         has,
         sums,
@@ -197,6 +191,7 @@ def launch_label_sums(
         entries.rows.stride(0),
         BY_ENTRY=count <= m,
         COLUMNS=columns,
+        STRETCH=0 if entries.carried is None else STRETCH,
         ENTRIES=ENTRIES,
         MANY=MANY,
         num_warps=WARPS,
@@ -218,6 +213,7 @@ def launch_entries(
         entries.source,
         entries.value,
         entries.rows,
+        entries.carried,
         out,
         extra,
         first,
@@ -229,6 +225,7 @@ def launch_entries(
         0 if extra is None else extra.stride(0),
         SPLIT=extra is not None,
         COLUMNS=columns,
+        STRETCH=0 if entries.carried is None else STRETCH,
         ENTRIES=ENTRIES,
         MANY=MANY,
         num_warps=WARPS,

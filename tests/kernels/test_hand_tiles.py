@@ -8,7 +8,7 @@ import torch
 
 from flce_tune.kernels import strategies
 from flce_tune.kernels.config import ACCUMULATORS, Config, Tile
-from flce_tune.kernels.label_sums import label_sum_bytes
+from flce_tune.kernels.label_sums import carried_bytes, label_sum_bytes
 from flce_tune.kernels.limits import reject_tile, shared_memory
 from flce_tune.kernels.numerators import Entries
 from flce_tune.kernels.problem import Device, Problem
@@ -231,8 +231,8 @@ def test_a_part_written_once_adds_sums_of_its_entries(taken, n, vocab, slab, pie
     assert label_sum_bytes(n, vocab, 24, slab) == 4 * 24 * kept + 12 * pieces[0]
 
 
-@pytest.mark.parametrize("accumulator", ["fp32", "split24"])
-def test_labels_sums_are_part_of_the_workspace_of_one_chunk_by_hand(accumulator):
+@pytest.mark.parametrize(("accumulator", "longest"), [("fp32", 7936), ("split24", 5632)])
+def test_labels_sums_are_part_of_the_workspace_of_one_chunk_by_hand(accumulator, longest):
     def extra(chunk):
         config = Config("factored", chunk, 8448, dx=DX, dw=DW, accumulator=accumulator)
         by_hand, compiled = (
@@ -242,8 +242,14 @@ def test_labels_sums_are_part_of_the_workspace_of_one_chunk_by_hand(accumulator)
 
     sums = label_sum_bytes(8192, PROBLEM.vocab, PROBLEM.hidden, 8448)
     assert sums == 4 * 8192 * 4096 + 12 * PROBLEM.vocab
-    assert extra(8192) == sums
-    assert extra(2048) == 0
+    assert extra(8192) == sums + carried_bytes(8192, PROBLEM.hidden)
+    # dW's storage makes the first chunk longer.
+    assert extra(2048) == carried_bytes(longest, PROBLEM.hidden) == 4 * longest // 64 * 4096
+
+
+def test_few_entries_are_one_stretch():
+    assert carried_bytes(1024, 4096) == 0
+    assert carried_bytes(1025, 4096) == 4 * 17 * 4096
 
 
 def test_a_config_with_them_survives_json():

@@ -6,6 +6,7 @@ import torch
 from flce_tune.kernels.numerators import Entries
 
 entries_module = pytest.importorskip("flce_tune.kernels.triton.entries")
+carried_module = pytest.importorskip("flce_tune.kernels.triton.carried")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
@@ -15,10 +16,17 @@ N, V = 45, 96
 FIRST, M = 32, 40  # the rows of a group of columns
 
 
-@pytest.fixture(autouse=True, params=[4, 64], ids=["few at a time", "many"])
+STRETCHES = {"few at a time": (4, N), "many": (64, N), "stretches": (4, 8), "short ones": (4, 2)}
+
+
+@pytest.fixture(autouse=True, params=STRETCHES.values(), ids=STRETCHES)
 def _many(request, monkeypatch):
-    """The label of many tokens takes several steps, or one after the first."""
-    monkeypatch.setattr(entries_module, "MANY", request.param)
+    """The label of many tokens takes several steps, or one after the first, or has stretches."""
+    many, stretch = request.param
+    for module in (entries_module, carried_module):
+        monkeypatch.setattr(module, "MANY", many)
+        monkeypatch.setattr(module, "STRETCH", stretch)
+    monkeypatch.setattr(carried_module, "FEW", stretch)
 
 
 def labelled(columns):
