@@ -7,7 +7,7 @@ Reference: plain ``torch.mm`` in float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -82,18 +82,25 @@ class Sum:
         """[m, n], or more columns, beside the result; None where there is none."""
         return self._extra
 
-    def add(self, a: Tensor, b: Tensor) -> None:
-        """Add a·b, as one part."""
+    def add(
+        self,
+        a: Tensor,  # [m, k]
+        b: Tensor,  # [k, n]
+        pieces: Iterable[slice] | None = None,  # of the m rows, in order
+    ) -> None:
+        """Add a·b, as one part; piece by piece where the sum overwrites what was read of a."""
         prior, last = self._next_part()
-        if self._tile is None:
-            _library_product(a, b, self._target, add=prior)
-            return
-        from flce_tune.kernels.triton.launch import launch_product
+        for rows in pieces or (slice(0, len(a)),):
+            some = some_rows(a, rows)
+            if self._tile is None:
+                _library_product(some, b, some_rows(self._target, rows), add=prior)
+                continue
+            from flce_tune.kernels.triton.launch import launch_product
 
-        launch_product(
-            a, b, self._out, self._extra, self._tile, self._contraction, self._accumulator, prior,
-            last, self._yielding,
-        )  # fmt: skip
+            launch_product(
+                some, b, *self._rows(rows), self._tile, self._contraction, self._accumulator,
+                prior, last, self._yielding,
+            )  # fmt: skip
 
     def add_blocks(
         self,
@@ -156,6 +163,11 @@ class Sum:
         """Where the sum is: tiles leave the last one in ``out``, libraries in the accumulator."""
         return self._out if self._extra is None or self._tile is not None else self._extra
 
+    def _rows(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """Some rows of the result, and of what is kept beside it."""
+        extra = None if self._extra is None else some_rows(self._extra, rows)
+        return some_rows(self._out, rows), extra
+
     def _launch(
         self,
         blocks: Blocks,
@@ -170,10 +182,8 @@ class Sum:
 
         assert self._tile is not None
         launch_block_product(
-            blocks, b, some_rows(self._out, rows),
-            None if self._extra is None else some_rows(self._extra, rows), factor, entries,
-            self._tile, self._contraction, self._accumulator, prior, last, self._yielding,
-            self._room_for_labels,
+            blocks, b, *self._rows(rows), factor, entries, self._tile, self._contraction,
+            self._accumulator, prior, last, self._yielding, self._room_for_labels,
         )  # fmt: skip
 
 

@@ -90,10 +90,10 @@ class Alone:
 
     def hidden_sum(self, x: Tensor, dtype: torch.dtype) -> HiddenSum:
         """dX itself."""
-        return _Own(torch.empty(x.shape, dtype=dtype, device=x.device))
+        return Own(torch.empty(x.shape, dtype=dtype, device=x.device))
 
 
-class _Own:
+class Own:
     """dX of one rank."""
 
     def __init__(self, partial: Tensor) -> None:

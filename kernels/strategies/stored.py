@@ -34,7 +34,7 @@ from flce_tune.kernels.values import Inputs, LossSpec, Statistics
 SLABS = (2048, 4096, 8448, 16896)
 """8448 columns are 33 tiles of 256 or 66 of 128: with 16 tiles of D = 4096, or 128 of N, whole
 waves on 132 multiprocessors."""
-WAVES = (1, 2, 4, 8)
+WAVES = (1, 2, 3, 4, 8)
 LEAST_STEP = 1024
 """Tokens of a step of the forward pass, if there are as many; a product of fewer is slower."""
 UNIT = 16
@@ -182,15 +182,18 @@ def forward(
     """Fill the blocks; return the statistics and Σ_c 2^(t - R) [n]."""
     primitives = primitives_of(inputs.x)
     n, vocab = len(inputs.x), inputs.vocab
-    slab = slab_of(config, vocab)
-    step = tile_columns(config.logits, slab)
     homes: list[Blocks | None] = [*stored]
     parts = [blocks.columns for blocks in stored]
+    slabs = [blocks.slab for blocks in stored]
     rest = slice(parts[-1].stop if parts else 0, vocab)
     if rest.start < vocab:
         homes.append(None)
         parts.append(rest)
-    counts: list[int] = [-(-(part.stop - part.start) // step) for part in parts]
+        slabs.append(slab_of(config, vocab))
+    counts: list[int] = [
+        -(-(part.stop - part.start) // tile_columns(config.logits, slab))
+        for part, slab in zip(parts, slabs, strict=True)
+    ]
     merged = []
     steps = list(even_parts(n, rows_per_step(sum(counts), config), ROW_MULTIPLE))
 
@@ -202,7 +205,9 @@ def forward(
         reference = of_step(labels.reference, rows)
         sums = logit.new_empty(2, sum(counts), rows.stop - rows.start).unbind()
         references, totals = (kind.split_with_sizes(counts) for kind in sums)
-        for part, blocks, of_tiles, total in zip(parts, homes, references, totals, strict=True):
+        for part, blocks, slab, of_tiles, total in zip(
+            parts, homes, slabs, references, totals, strict=True
+        ):
             primitives.numerators(
                 some, part, reference, logit, loss,
                 None if blocks is None else blocks.after(rows.start), padded(n), slab,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from gpu import BY_HAND, BY_HAND_NARROW, needs_gpu, skip_unless_it_runs
-from hand_products import SLAB, Case, check_dw, check_dx, check_plain
+from hand_products import SLAB, Case, check_dw, check_dx, check_pieces, check_plain
 
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.numerators import Entries
@@ -43,6 +43,13 @@ def _runs(tiles):
 def test_sums_of_products(tiles, shape, accumulator, parts):
     check_plain(Case(shape, "cuda"), tiles["dx"], "v", accumulator, parts)
     check_plain(Case(shape, "cuda"), tiles["dw"], "n", accumulator, parts)
+
+
+@with_tiles
+@pytest.mark.parametrize("shape", [(600, 128, 0), (3000, 2304, 0), (2048, 4096, 0)], ids=str)
+@pytest.mark.parametrize("accumulator", ["split24", "weight_dtype"])
+def test_rows_of_dx_over_rows_of_g(tiles, shape, accumulator):
+    check_pieces(Case(shape, "cuda"), tiles["dx"], accumulator)
 
 
 @with_tiles

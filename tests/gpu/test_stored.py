@@ -22,6 +22,7 @@ from flce_tune.kernels import strategies
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.op import linear_cross_entropy
 from flce_tune.kernels.problem import Problem, describe_device
+from flce_tune.kernels.strategies import overlay
 
 pytestmark = [*needs_gpu, pytest.mark.usefixtures("poison")]
 
@@ -77,6 +78,24 @@ def test_as_exact_as_plain_torch(tiles, slab, shape, features):
             hold(run(linear_cross_entropy, case, config=config), plain, truth, torch.bfloat16)
         except AssertionError as error:
             raise AssertionError(f"{name}: {config}: {error}") from error
+
+
+@pytest.mark.parametrize("rows", [256, 1024])
+@pytest.mark.parametrize(
+    "tiles", [LARGE, SMALL, BY_HAND, BY_HAND_NARROW], ids=["large", "small", "products", "narrow"]
+)
+def test_numerators_in_dx(tiles, rows, monkeypatch):
+    """dX piece by piece, each over the numerators of the one before."""
+    monkeypatch.setattr(overlay, "ELEMENTS_AHEAD", rows * 256)
+    case = make(3000, 256, 5000, torch.bfloat16, ("ignored", "bias"), device="cuda")
+    plain, truth = expect(case, torch.bfloat16)
+    found = {n: c for n, c in configs(tiles, 768).items() if c.strategy == "overlay"}
+    for config in found.values():
+        assert overlay._rounds(Problem(3000, 256, 5000), config)[0].start == 256
+        skip_unless_it_runs(config, 3000, 256, 5000, torch.bfloat16)
+        one, two = (run(linear_cross_entropy, case, config=config) for _ in range(2))
+        hold(one, plain, truth, torch.bfloat16)
+        assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 @pytest.mark.parametrize("tokens", [1000, 1024])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from gluon_emulator import Descriptor, Pointer, run
-from hand_products import SLAB, Case, check_dw, check_dx, check_plain
+from hand_products import SLAB, Case, check_dw, check_dx, check_pieces, check_plain
 
 from flce_tune.kernels.config import Tile
 from flce_tune.kernels.splits import Plan
@@ -61,6 +61,15 @@ def _emulated(monkeypatch):
 def test_sums_of_products(dx, dw, shape, accumulator, parts):
     check_plain(Case(shape, "cpu"), dx, "v", accumulator, parts)
     check_plain(Case(shape, "cpu"), dw, "n", accumulator, parts)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "last tiles split"])
+@pytest.mark.parametrize("tile", [DX, NARROW_DX], ids=["64", "32"])
+def test_rows_of_dx_over_rows_of_g(monkeypatch, tile, split):
+    if split:
+        monkeypatch.setattr(products, "split_plan", lambda m, *_: Plan((m - 1) // 128 * 128, 2))
+        monkeypatch.setattr(products, "launch_partial_sums", rounding(products.launch_partial_sums))
+    check_pieces(Case((600, 128, 0), "cpu"), tile, "split24")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from loss_cases import make
 from flce_tune.kernels import loss as losses
 from flce_tune.kernels.config import Config, Tile
 from flce_tune.kernels.parallel.shard import GlobalLabels, Shard
+from flce_tune.kernels.strategies import overlay
 from flce_tune.kernels.strategies.chunked import Chunked
 from flce_tune.kernels.strategies.factored import Factored
 from flce_tune.kernels.strategies.overlay import Overlay
@@ -109,6 +110,31 @@ def test_chunk_after_chunk(request):
     for name in ("lse", "dx", "dw", "db"):
         got, base, true = (getattr(r[name != "lse"], name) for r in (ours, plain, truth))
         assert_as_exact(name, got, base, true, torch.float32)
+
+
+def test_numerators_in_dx(request, monkeypatch):
+    """dX piece by piece, each over the numerators of the one before."""
+    monkeypatch.setattr(overlay, "ELEMENTS_AHEAD", 1)
+    tile = Tile(64, 64, 64, 4, 2, 2)
+    config = Config("overlay", None, 128, tile, tile, tile)
+    case = make(600, 64, 500, torch.float32, ("ignored", "bias"))
+    row_weight = torch.rand(600, generator=torch.Generator().manual_seed(5)) / 600
+    row_weight[::3] = 0
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        some = case.to(dtype)
+        inputs = Inputs(some.x, some.weight, some.target, some.bias)
+        results.append(
+            Chunked().train(inputs, row_weight.to(dtype), LossSpec(), EVERYTHING, Config("chunked"))
+        )
+    plain, truth = results
+    request.getfixturevalue("on_triton")
+    inputs = Inputs(case.x, case.weight, case.target, case.bias)
+    ours = Overlay().train(inputs, row_weight, LossSpec(), EVERYTHING, config)
+    for name in ("lse", "dx", "dw", "db"):
+        got, base, true = (getattr(r[name != "lse"], name) for r in (ours, plain, truth))
+        assert_as_exact(name, got, base, true, torch.float32)
+    assert len(ours[1].dx.untyped_storage()) == (600 + 256 + 168) * 64 * 4
 
 
 class Told:

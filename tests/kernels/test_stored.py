@@ -14,7 +14,7 @@ from flce_tune.kernels.limits import ALIGNMENT
 from flce_tune.kernels.numerators import padded
 from flce_tune.kernels.op import linear_cross_entropy
 from flce_tune.kernels.problem import Device, Problem
-from flce_tune.kernels.strategies import stored
+from flce_tune.kernels.strategies import overlay, stored
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -131,6 +131,118 @@ def test_overlay_recomputes_what_the_storage_of_dw_does_not_hold():
     held = [strategies.products(config, Problem(n, 4096, 128 * 1024)) for n in (4096, 8192, 65536)]
     assert held == [pytest.approx(4 - share, abs=0.02) for share in (1, 1 / 2, 1 / 16)]
     assert strategies.products(config, Problem(8192, 4096, 128 * 1024, mode="eval")) == 4
+
+
+def test_nor_that_of_dx():
+    config, problem = Config("overlay", slab=2048), Problem(16384, 4096, 32000)
+    assert strategies.products(config, problem) == 4 - (4096 + 4 * 2048) / 32000
+
+    block, sum_of_dx = 16384 * 2048 * 2, 16384 * 4096 * 4
+    assert strategies.workspace(config, problem) == block + sum_of_dx + overlay.ELEMENTS_AHEAD * 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "vocab", "start"),
+    [(16384, 4096, 32000, 4096), (8192, 2304, 256000, 0), (16384, 4096, 128256, 0)],
+)
+def test_dx_is_left_alone_where_it_would_hold_little(tokens, hidden, vocab, start):
+    rounds = overlay._rounds(Problem(tokens, hidden, vocab), Config("overlay", slab=2048))
+    assert rounds[0].start == start
+
+
+TALL = {
+    "pieces": (1500, 256, 1100),
+    "tokens of whole pieces, a last block in part": (2048, 256, 2000),
+    "nothing recomputed": (1100, 512, 1000),
+}
+
+
+@pytest.fixture
+def pieces(monkeypatch):
+    """Pieces of dX of as few rows as there can be."""
+    monkeypatch.setattr(overlay, "ELEMENTS_AHEAD", 1)
+
+
+def in_dx(shape, config):
+    """Whether dX's storage holds numerators."""
+    return overlay._rounds(Problem(*shape), config)[0].start == shape[1]
+
+
+@pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", TALL.values(), ids=TALL)
+@pytest.mark.parametrize("features", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("slab", [128, 384])
+def test_numerators_in_dx(slab, features, shape, dtype):
+    config = Config("overlay", slab=slab)
+    assert in_dx(shape, config)
+    case = make(*shape, dtype, features)
+    if "token_weight" in case.options:
+        case.options["token_weight"].abs_()
+    compare(case, dtype, config=config)
+
+
+@pytest.mark.parametrize("needs", [("x", "weight"), ("x", "weight", "bias"), ("weight", "bias")])
+def test_numerators_in_dx_for_what_is_wanted(needs):
+    case = make(1500, 256, 1100, torch.float32, ("bias",))
+    compare(case, torch.float32, needs, config=Config("overlay", slab=128))
+
+
+@pytest.mark.parametrize("config", [Config("overlay", slab=1024)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [((4096, 4096, 32000), "all fits in dW"), ((8192, 4096, 4096), "dX holds more than there are"),
+     ((4352, 4096, 32000), "rows of dW kept free for dX's block hold as many")],
+    ids=str,
+)  # fmt: skip
+def test_dx_is_left_alone(config, shape, why):
+    assert not in_dx(shape, config), why
+
+
+def test_dx_holds_whole_tiles():
+    tiles = {"logits": Tile(128, 256, 64), "dx": Tile(128, 64, 256), "dw": Tile(64, 128, 256)}
+    config = Config("overlay", slab=1024, **tiles)
+    assert [in_dx((16384, hidden, 32000), config) for hidden in (4096, 4096 + 64)] == [True, False]
+
+
+@pytest.mark.parametrize("tokens", [257, 1000, 1024, 5000])
+@pytest.mark.parametrize("hidden", [16, 96, 256, 4096])
+@pytest.mark.parametrize("ahead", [1, 1 << 16, overlay.ELEMENTS_AHEAD])
+def test_dx_overwrites_only_what_it_was_computed_from(tokens, hidden, ahead, monkeypatch):
+    """Row by row: numerators hold their token's number until its piece of dX is written."""
+    monkeypatch.setattr(overlay, "ELEMENTS_AHEAD", ahead)
+    home = overlay.HiddenHome(torch.empty(tokens, hidden, dtype=torch.int32))
+    assert (home.blocks.slab, home.blocks.columns) == (hidden, slice(0, hidden))
+    assert home.partial.is_contiguous()
+    token = torch.arange(tokens, dtype=torch.int32)[:, None]
+    ((_, numerators),) = home.blocks.parts()
+    numerators[:] = token
+    done = 0
+    for rows in home.pieces(tokens, hidden):
+        assert rows.start == done
+        assert torch.equal(numerators[rows], token[rows].expand(-1, hidden))
+        home.partial[rows] = -1 - token[rows]
+        assert torch.equal(numerators[rows], token[rows].expand(-1, hidden))  # read beside it
+        done = rows.stop
+    assert torch.equal(home.partial, (-1 - token).expand(-1, hidden))
+
+
+@pytest.mark.parametrize("slab", [16, 48, 128])
+@pytest.mark.parametrize("shape", [(700, 96, 1003), (700, 24, 203), (3000, 256, 5000),
+                                   (16384, 64, 777)], ids=str)  # fmt: skip
+def test_the_first_rows_of_dw_leave_its_blocks_alone(shape, slab):
+    tokens, hidden, vocab = shape
+    rounds = overlay._rounds(Problem(*shape), Config("overlay", slab=slab))
+    assert in_dx(shape, Config("overlay", slab=slab))
+    assert [step.start for step in rounds[1:]] == [step.end for step in rounds[:-1]]
+    assert rounds[-1].end >= vocab
+    dw = torch.zeros(vocab, hidden, dtype=torch.int32)
+    buffer = torch.empty(padded(tokens), rounds[0].slab, dtype=torch.int32)
+    held, _ = rounds[0].place(stored.Home.of(dw, dw), buffer, tokens)
+    for blocks in held:
+        blocks.data.fill_(1)
+    dw[: rounds[0].start] = 2
+    assert all((blocks.data == 1).all() for blocks in held)
 
 
 def test_one_more_block_would_be_overwritten():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flce_tune.kernels.config import Tile
-from flce_tune.kernels.numerators import Blocks, Entries, padded
+from flce_tune.kernels.numerators import ROW_MULTIPLE, Blocks, Entries, padded
 from flce_tune.kernels.products import Sum
 
 SLAB = 256
@@ -87,6 +87,23 @@ def check_plain(case: Case, tile: Tile, contraction: str, accumulator: str, part
         kept = added(kept, product(a, b), accumulator)
     total.result()
     assert_only(out, around, kept)
+
+
+def check_pieces(case: Case, tile: Tile, accumulator: str) -> None:
+    """G·W, whose rows overwrite those of G that belong to the piece before, and one more G·W."""
+    n, hidden, ahead = case.n, case.hidden, ROW_MULTIPLE
+    storage = torch.full(
+        (ahead + padded(n), hidden), torch.nan, dtype=torch.bfloat16, device=case.device
+    )
+    out, inside = storage[:n], storage[ahead:][:n]
+    total, kept = Sum(out, 2, accumulator, tile, "v"), None
+    for pieces in ([slice(i, min(i + ahead, n)) for i in range(0, n, ahead)], None):
+        g, b = case.integers(n, hidden), case.integers(hidden, hidden)
+        kept = added(kept, product(g, b), accumulator)
+        if pieces:
+            inside.copy_(g)
+        total.add(inside if pieces else g, b, pieces)
+    torch.testing.assert_close(total.result(), kept.bfloat16(), rtol=0.0, atol=0.0)
 
 
 def check_dx(case: Case, tile: Tile, accumulator: str, parts: int) -> None:
