@@ -18,7 +18,8 @@ for the copy. Without an earlier sum, it gets the stages unfilled.
 
 What joins the product at its end, a factor for each row and an entry, value·B'[source], comes from
 global memory into registers, the entries' rows of B' a strip at a time. It needs no place in the
-ring: dX's tiles have thousands of steps, and few of dW's rows are labels' (value 0 reads nothing).
+ring: dX's tiles have thousands of steps, and few of dW's rows are labels' (value 0 reads nothing,
+and a consumer's rows without any take no instructions).
 
 Shared memory, of 227 KiB less 1 KiB for barriers, and what LEAD steps hide of an epilogue:
 
@@ -212,6 +213,7 @@ def epilogue(acc, row, column, descs, rings, barriers, joined, sizes, first_step
     if value_ptr is not None:
         value = of_rows(value_ptr, rows, m)
         source = of_rows(source_ptr, rows, m)
+        joining = gl.sum(gl.where(value != 0.0, 1, 0), axis=0)
     parts = strips(acc, STRIP)
     for i in gl.static_range(acc.shape[1] // STRIP):
         step = first_step + i
@@ -220,10 +222,11 @@ def epilogue(acc, row, column, descs, rings, barriers, joined, sizes, first_step
         part = gl.convert_layout(parts[i], layout)
         if factor_ptr is not None:
             part *= factor[:, None]
-        if value_ptr is not None:
-            part += entry_strip(
-                value, source, entry_b_ptr, b_stride, column + i * STRIP, n, layout, STRIP
-            )
+        if value_ptr is not None:  # noqa: SIM102 Triton drops it, and branches on the inner one
+            if joining > 0:
+                part += entry_strip(
+                    value, source, entry_b_ptr, b_stride, column + i * STRIP, n, layout, STRIP
+                )
         high_strip = upper(b_ring, stage, high_desc, WHICH)
         if low_desc is not None:
             low_strip = lower(a_ring, stage, low_desc, WHICH)

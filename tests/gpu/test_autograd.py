@@ -98,6 +98,26 @@ def test_a_cuda_graph_of_forward_and_backward(config, reduction):
             assert torch.equal(tensor.grad, expected[name]), name
 
 
+@with_configs
+def test_graphed_by_torch_the_op_gives_what_it_gives_by_itself(config):
+    skip_unless_it_runs(config, N, D, V, BF16)
+    case, other = (make(N, D, V, BF16, ("bias", "ignored"), seed=i, device="cuda") for i in (0, 1))
+
+    def loss_of(x, weight, target):
+        return linear_cross_entropy(x, weight, target, config=config)
+
+    tensors = *leaves(case)[:2], case.target.clone()
+    graphed = torch.cuda.make_graphed_callables(loss_of, tensors)
+    for given in (other, case):
+        tensors = *leaves(given)[:2], given.target
+        results = []
+        for function in (graphed, loss_of):
+            value = function(*tensors)
+            results.append((value, *torch.autograd.grad(value, tensors[:2])))
+        for ours, expected in zip(*results, strict=True):
+            assert torch.equal(ours, expected)
+
+
 @pytest.mark.usefixtures("poison")
 @with_configs
 @pytest.mark.parametrize("upstream", [1.0, 3.7, 0.0, -1.0])
