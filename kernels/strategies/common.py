@@ -92,8 +92,10 @@ def gradient_dtype(compute: torch.dtype) -> torch.dtype:
 def accumulators(problem: Problem, name: str = "dw") -> tuple[Accumulator, ...]:
     """The accumulators that keep the accuracy the problem asks for, the default first.
 
-    ``accumulate`` speaks of dW; dX is summed exactly.
+    ``accumulate`` speaks of dW; dX is summed exactly. Evaluation sums neither.
     """
+    if problem.mode == "eval":
+        return ("fp32",)
     if name == "dw" and problem.accumulate == "weight_dtype":
         return ("weight_dtype",)
     return ("fp32", "split24") if problem.dtype == "bfloat16" else ("fp32",)

@@ -21,10 +21,10 @@ from flce_tune.kernels.numerators import Entries
 from flce_tune.kernels.triton.arguments import cdiv, next_power_of_2
 from flce_tune.kernels.triton.relaunch import relaunched
 
-COLUMNS = 256
-MANY = 32
+COLUMNS = 1024
+MANY = 8
 """Entries added up at a time."""
-WARPS = 1
+WARPS = 4
 
 
 @triton.jit

@@ -31,7 +31,7 @@ from flce_tune.kernels.triton.carried import COLUMNS, MANY, WARPS, total_of_some
 from flce_tune.kernels.triton.product import narrow, widen
 from flce_tune.kernels.triton.relaunch import relaunched
 
-ENTRIES = 8
+ENTRIES = 4
 PROGRAMS = 2048
 """That go through a group's entries, for each block of columns."""
 
