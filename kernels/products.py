@@ -48,7 +48,7 @@ class Sum:
 
     Workspace: nothing for one part, ``weight_dtype`` or a wider ``out``, which is its own
     accumulator; else 4 (``fp32``) or 1 (``split24``) bytes an element. While a hand-scheduled tile
-    adds a part, also what ``splits`` and, with ``room_for_labels``, ``label_sums`` say.
+    adds a part, also what ``splits`` and, with entries, ``label_sums`` say.
     """
 
     def __init__(
@@ -61,11 +61,9 @@ class Sum:
         *,
         scaled: bool = False,  # some parts have a row factor
         yielding: bool = False,  # let other kernels in: one program a tile, where there are tiles
-        room_for_labels: bool = False,  # sums of entries may be kept; see ``label_sums``
     ) -> None:
         self._out, self._parts, self._done = out, parts, 0
         self._tile, self._contraction, self._yielding = tile, contraction, yielding
-        self._room_for_labels = room_for_labels
         self._accumulator: Accumulator = accumulator
         one = parts == 1 and not (scaled and tile is None)  # a library has no epilogue
         if one or out.element_size() != 2:
@@ -183,7 +181,7 @@ class Sum:
         assert self._tile is not None
         launch_block_product(
             blocks, b, *self._rows(rows), factor, entries, self._tile, self._contraction,
-            self._accumulator, prior, last, self._yielding, self._room_for_labels,
+            self._accumulator, prior, last, self._yielding,
         )  # fmt: skip
 
 

@@ -24,23 +24,9 @@ MOST_LEAD = 5
 """Steps the second consumer follows the first by, if there are as many stages and one more."""
 
 
-def serves(
-    out: Tensor,
-    extra: Tensor | None,
-    entries: Entries | None,
-    transposed: bool,
-    once: bool,
-    room_for_labels: bool,
-) -> bool:
-    """Whether the kernel, and one for the entries beside it, can do what is asked for.
-
-    It keeps no float32 sums. Entries of dW, any number a row, are added to a kept sum by a kernel
-    of their own; a product written once has none, and rounding it twice would not be exact, so it
-    needs room for the entries' own sums.
-    """
-    sums_needed = once and transposed and entries is not None
-    kept = extra is None or extra.dtype == torch.uint8
-    return out.dtype == torch.bfloat16 and kept and (room_for_labels or not sums_needed)
+def serves(out: Tensor, extra: Tensor | None) -> bool:
+    """Whether the kernel can leave its sums there: it keeps none in float32."""
+    return out.dtype == torch.bfloat16 and (extra is None or extra.dtype == torch.uint8)
 
 
 def launch_product(

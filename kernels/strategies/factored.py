@@ -126,10 +126,7 @@ class Factored(Recompute):
         slab = stored.slab_of(config, vocab)
         chunks = _chunks(sizes(x, vocab), config, peers.widest(vocab))
         out = weight.new_empty(vocab, hidden)
-        dw = Sum(
-            out, len(chunks), config.accumulator, config.dw, "n", yielding=peers.others,
-            room_for_labels=True,
-        )  # fmt: skip
+        dw = Sum(out, len(chunks), config.accumulator, config.dw, "n", yielding=peers.others)
         primitives = primitives_of(x)
         buffer = x.new_empty(_buffer_elements(chunks, vocab, slab))
         homes = [stored.Home.of(home, x) for home in (out, dw.accumulator) if home is not None]

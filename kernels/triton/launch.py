@@ -65,14 +65,13 @@ def launch_block_product(
     prior: bool,
     last: bool,
     yielding: bool = False,
-    room_for_labels: bool = False,
 ) -> None:
     """Add diag(row_factor)·A·b and the entries to what earlier parts left, A stored in blocks."""
     transposed = contraction == "n"
     _launch_product(
         blocks.data, blocks.slab, blocks.padded_rows, b, out, extra, row_factor, entries,
         blocks.columns.start if transposed else 0, tile, contraction, transposed, accumulator,
-        prior, last, yielding, room_for_labels,
+        prior, last, yielding,
     )  # fmt: skip
 
 
@@ -93,13 +92,11 @@ def _launch_product(
     prior: bool,
     last: bool,
     yielding: bool = False,
-    room_for_labels: bool = False,
 ) -> None:
     if tile.schedule != "compiler":
         from flce_tune.kernels.hopper import products
 
-        once = last and not prior
-        if not yielding and products.serves(out, extra, entries, transposed, once, room_for_labels):
+        if not yielding and products.serves(out, extra):
             products.launch_product(
                 stored, slab, block_rows, b, out, extra, row_factor, entries, entry_first, tile,
                 contraction, transposed, prior, last,

@@ -66,7 +66,7 @@ def test_blocks_with_factors_and_entries(tiles, shape, accumulator, parts):
 def test_dw_written_once_with_labels(monkeypatch, tiles, shape, piece):
     products = pytest.importorskip("flce_tune.kernels.hopper.products")
     monkeypatch.setattr(products, "piece_columns", lambda *_: piece)
-    check_dw(Case(shape, "cuda"), tiles["dw"], "split24", 1, room_for_labels=True)
+    check_dw(Case(shape, "cuda"), tiles["dw"], "split24", 1)
 
 
 @with_tiles

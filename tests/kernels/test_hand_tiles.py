@@ -191,8 +191,7 @@ def test_entries_join_a_kept_sum_after_the_first_product_and_before_others(taken
     ("accumulator", "options"),
     [
         ("fp32", {"parts": 2}),
-        ("split24", {"parts": 1}),  # entries, and nothing is kept
-        ("split24", {"parts": 1, "yielding": True, "room_for_labels": True}),
+        ("split24", {"parts": 1, "yielding": True}),
         ("split24", {"parts": 2, "yielding": True}),
         ("weight_dtype", {"parts": 2, "dtype": torch.float32}),
     ],
@@ -221,7 +220,7 @@ def test_a_part_written_once_without_entries_needs_no_sum(taken, accumulator):
     ],
 )
 def test_a_part_written_once_adds_sums_of_its_entries(taken, n, vocab, slab, pieces, kept):
-    add_chunks(1, "split24", room_for_labels=True, n=n, vocab=vocab, slab=slab)
+    add_chunks(1, "split24", n=n, vocab=vocab, slab=slab)
     assert [name for name, _ in taken] == ["sums", "hand"] * len(pieces)
     sums = [kwargs for name, kwargs in taken if name == "sums"]
     ends = list(itertools.accumulate(pieces))

@@ -88,7 +88,7 @@ def test_blocks_with_factors_and_entries(dx, dw, shape, accumulator, parts):
 @pytest.mark.parametrize("tile", [DW, NARROW_DW], ids=["64", "32"])
 def test_dw_written_once_with_labels(monkeypatch, tile, shape, piece):
     monkeypatch.setattr(products, "piece_columns", lambda *_: piece)
-    check_dw(Case(shape, "cpu"), tile, "split24", 1, room_for_labels=True)
+    check_dw(Case(shape, "cpu"), tile, "split24", 1)
 
 
 def rounding(launch):

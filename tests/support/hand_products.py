@@ -126,12 +126,10 @@ def check_dx(case: Case, tile: Tile, accumulator: str, parts: int) -> None:
     assert_only(out, around, kept)
 
 
-def check_dw(
-    case: Case, tile: Tile, accumulator: str, parts: int, *, room_for_labels: bool = False
-) -> None:
+def check_dw(case: Case, tile: Tile, accumulator: str, parts: int) -> None:
     """Σ Eᵀ·x over blocks, and the tokens' own rows of x."""
     out, around = case.output(case.vocab)
-    total = Sum(out, parts, accumulator, tile, "n", room_for_labels=room_for_labels)
+    total = Sum(out, parts, accumulator, tile, "n")
     kept = None
     for part in range(parts):
         e, x = case.integers(case.n, case.vocab), case.integers(case.n, case.hidden)
