@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.patheffects import withStroke
+from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 # offsets in points, the text's alignment there, and whether it needs a line to its point
@@ -69,7 +70,8 @@ def place(axes: Axes, labels: Sequence[Label]) -> None:
                 zorder=6,
                 arrowprops={"arrowstyle": "-", "lw": 0.5, "color": label.colour} if far else None,
             )
-            box = text.get_window_extent(renderer)
+            text.update_positions(renderer)
+            box = Text.get_window_extent(text, renderer)  # without the line to its point
             cost = sum(_overlap(box, other) for other in taken) + box.width * box.height
             cost -= _overlap(box, frame)  # what lies outside the frame costs its area
             if best is None or cost < best[0]:

@@ -127,7 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, work in products(inputs).items():
         note(name, work, 1)
     release(device)
-    for config in configs(Problem(*shape), describe_device(device)):
+    problem = Problem(shape.tokens, shape.hidden, shape.vocab)
+    for config in configs(problem, describe_device(device)):
         note(str(config), step(inputs, config), 3)
     write_json(
         given.out,
