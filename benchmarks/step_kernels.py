@@ -20,11 +20,10 @@ import torch
 from cases import Shape, make_inputs
 from comparison import Floor, forward_backward
 from environment import default_device, describe, write_json
+from implementations import Loss, ours_from_configs
 from measure import release
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from flce_tune import linear_cross_entropy
 from flce_tune.kernels.config import Config
 
 SCHEMA = "flce-tune-step-kernels/1"
@@ -81,23 +80,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     inputs = make_inputs(arguments.shape, "peaked", torch.bfloat16, device)
     floor = Floor(inputs)
     results = []
-    for entry in json.loads(arguments.configs.read_text()):
-        config = Config.from_dict(entry)
+    configs = [Config.from_dict(entry) for entry in json.loads(arguments.configs.read_text())]
+    for ours in ours_from_configs(configs, arguments.accumulate):
+        loss = ours.build()
 
-        def loss(x: Tensor, weight: Tensor, target: Tensor, config: Config = config) -> Tensor:
-            value = linear_cross_entropy(
-                x, weight, target, config=config, accumulate=arguments.accumulate
-            )
-            assert isinstance(value, Tensor), "only the loss was asked for"
-            return value
-
-        def step(loss: Callable[[Tensor, Tensor, Tensor], Tensor] = loss) -> None:
+        def step(loss: Loss = loss) -> None:
             forward_backward(loss, inputs)
             floor()
 
         rows = kernel_times(step, device, arguments.steps)
-        print(table(str(config), rows), flush=True)
-        results.append({"config": entry, "kernels": rows})
+        print(table(ours.name, rows), flush=True)
+        results.append({"config": ours.details["config"], "kernels": rows})
     document = {
         "schema": SCHEMA,
         "environment": describe(device),

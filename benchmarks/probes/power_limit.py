@@ -11,6 +11,7 @@ multiprocessor and cycle.
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import subprocess
 import sys
@@ -25,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from cases import Inputs, Shape, make_inputs
 from comparison import dense_logit_gradient, forward_backward
 from environment import describe, write_json
+from implementations import ours_from_configs
 from measure import release
-from torch import Tensor
 
-from flce_tune import linear_cross_entropy
 from flce_tune.kernels.config import Config
 from flce_tune.kernels.problem import Device, Problem, describe_device
 from flce_tune.kernels.strategies.common import preferred_tiles
+from flce_tune.kernels.strategies.stored import whole_slab
 
 SCHEMA = "flce-tune-power-limit/1"
 FIELDS = ("clocks.sm", "power.draw.instant", "clocks_event_reasons.sw_power_cap")
@@ -79,24 +80,13 @@ def products(inputs: Inputs) -> dict[str, Callable[[], object]]:
     }
 
 
-def step(inputs: Inputs, config: Config) -> Callable[[], object]:
-    """Forward and backward of the mean loss."""
-
-    def loss(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-        value = linear_cross_entropy(x, weight, target, config=config)
-        assert isinstance(value, Tensor), "only the loss was asked for"
-        return value
-
-    return lambda: forward_backward(loss, inputs)
-
-
 def configs(problem: Problem, device: Device) -> list[Config]:
     """One chunk of all tokens, with and without a pass over the logits."""
     tiles = preferred_tiles(problem, device)
-    whole = -(-problem.vocab // 256) * 256
+    slab = whole_slab(problem.vocab)
     return [
         tiles.config("full"),
-        tiles.config("factored", chunk=problem.tokens, slab=whole, accumulator="split24"),
+        tiles.config("factored", chunk=problem.tokens, slab=slab, accumulator="split24"),
     ]
 
 
@@ -128,8 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         note(name, work, 1)
     release(device)
     problem = Problem(shape.tokens, shape.hidden, shape.vocab)
-    for config in configs(problem, describe_device(device)):
-        note(str(config), step(inputs, config), 3)
+    for ours in ours_from_configs(configs(problem, describe_device(device)), "fp32"):
+        note(ours.name, functools.partial(forward_backward, ours.build(), inputs), 3)
     write_json(
         given.out,
         {"schema": SCHEMA, "environment": describe(device), "shape": str(shape), "rows": rows},
